@@ -35,6 +35,7 @@
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
 # make test-wheel  build one, install it into an empty environment and run the demo there without a compiler: two minutes
+# make static-core  the C code that static models have inside, as LLVM bitcode, after a change of it: needs clang
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk
 # make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose;
@@ -61,7 +62,7 @@ ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd 
 # Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel static-core lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -162,6 +163,9 @@ test-wheel: $(VENV)/dev
 
 wheel:
 	@$(PYTHON) tools/wheel.py $(ARGS)
+
+static-core:
+	@$(PYTHON) tools/static_core.py
 
 lint: $(VENV)/dev
 	@$(PY) -m ruff check .

@@ -14,6 +14,7 @@ from setuptools.command.build_ext import build_ext
 SOURCES = sorted(glob("src/smelt/csrc/**/*.c", recursive=True), key=lambda path: ("/executor/" in path, path))
 HEADERS = sorted([*glob("src/smelt/csrc/**/*.h", recursive=True), *glob("src/smelt/include/*")])
 LIBRARY = [path for path in SOURCES if "/deploy/" in path or "/executor/" in path]
+MODULE = [path for path in SOURCES if "/deploy/" not in path and "/static/" not in path]  # static: tools/static_core.py
 INCLUDE = ["src/smelt/csrc", "src/smelt/include"]
 SONAME = "libsmelt.so.1"  # its number changes when programs that were built would break
 FLAGS = ["-O2", "-std=c11", "-fvisibility=hidden"]
@@ -55,7 +56,7 @@ setup(
     ext_modules=[
         Extension(
             "smelt._native",
-            sources=[path for path in SOURCES if "/deploy/" not in path],
+            sources=MODULE,
             depends=HEADERS,
             include_dirs=INCLUDE,
             extra_compile_args=FLAGS,

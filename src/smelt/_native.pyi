@@ -389,9 +389,9 @@ class CudaModule:
 def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
 
-def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> None:
+def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> int:
     """A ValueError that says what is wrong with the table of an artifact, if anything is. `weights`, `state`: how many
-    bytes there are of those; `kernels`: of how many there is code."""
+    bytes there are of those; `kernels`: of how many there is code. Returns how many bytes the arrays of a run take."""
 
 class StepClock(Protocol):
     """The clock of a device that is at work when a step has returned, for one call of a program."""

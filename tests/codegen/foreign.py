@@ -22,7 +22,7 @@ from smelt.codegen.ahead_of_time import KernelEntry, find_target, write_for
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
 from smelt.codegen.llvm.print_module import print_module
-from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
+from smelt.codegen.llvm.support import SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module
 from smelt.codegen.static.build import StaticModel, object_with_support
 from smelt.device import Target
@@ -55,6 +55,31 @@ _SYSCALL = {
     "aarch64": struct.pack("<6I", 0xAA0003E8, 0xAA0103E0, 0xAA0203E1, 0xAA0303E2, 0xD4000001, 0xD65F03C0),
     "riscv64": struct.pack("<6I", 0x00050893, 0x00058513, 0x00060593, 0x00068613, 0x73, 0x8067),
 }
+
+# What kernels share their points out by: one thread runs all chunks.
+_SERIAL_PARALLEL_FOR = """
+define hidden i64 @smelt_parallel_for(ptr %part, ptr %buffers, ptr %workspace, i64 %threads, i64 %most, i64 %extent, i64 %bytes) {
+entry:
+  %few = icmp slt i64 %threads, %most
+  %wanted = select i1 %few, i64 %threads, i64 %most
+  %any = icmp sgt i64 %wanted, 1
+  %chunks = select i1 %any, i64 %wanted, i64 1
+  br label %body
+body:
+  %chunk = phi i64 [ 0, %entry ], [ %next, %body ]
+  %first = phi i64 [ 0, %entry ], [ %last, %body ]
+  %next = add i64 %chunk, 1
+  %scaled = mul i64 %next, %extent
+  %last = udiv i64 %scaled, %chunks
+  %offset = mul i64 %chunk, %bytes
+  %mine = getelementptr i8, ptr %workspace, i64 %offset
+  %ends = icmp eq i64 %next, %chunks
+  call void %part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)
+  br i1 %ends, label %exit, label %body
+exit:
+  ret i64 %chunks
+}
+"""  # noqa: E501
 
 _DRIVER = """
 declare i64 @smelt_system(i64, i64, i64, i64)
@@ -372,7 +397,7 @@ def _wasm(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[KernelEntry,
     written = write_for(kernels, target)
     lines = print_module(written.modules[0]).splitlines()
     text = "\n".join(line for line in lines if not line.startswith(f"declare i64 @{PARALLEL_FOR}("))
-    text += SERIAL_PARALLEL_FOR
+    text += _SERIAL_PARALLEL_FOR
     return written.entries, as_module(object_with_support(text, target))
 
 
@@ -386,7 +411,7 @@ def _executable(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[Kernel
     driver = _DRIVER.format(
         count=len(symbols),
         functions=", ".join(f"ptr @{symbol}" for symbol in symbols),
-        parallel_for=SERIAL_PARALLEL_FOR,
+        parallel_for=_SERIAL_PARALLEL_FOR,
         declarations="\n".join(f"declare void @{symbol}(ptr, i64, ptr)" for symbol in symbols),
         memory=_MEMORY, read=read, write=write,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from tests.kernel_text import parse_kernel
 from tests.loop_reference import run
 
 FLAGS = ("-O1", "-std=gnu99", "-ffp-contract=off", "-Wno-psabi", "-shared", "-fPIC")
-# As `SERIAL_PARALLEL_FOR` of `codegen/llvm/support.py`.
+# As `_SERIAL_PARALLEL_FOR` of `tests/codegen/foreign.py`.
 PARALLEL_FOR = """
 i64 smelt_parallel_for(ptr part, ptr buffers, ptr workspace, i64 threads, i64 most, i64 extent, i64 bytes)
 {

@@ -53,6 +53,7 @@ def test_it_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert [name for name in names if re.fullmatch(r"smelt/_native\.\S+\.so", name)]
     assert {"smelt/py.typed", "smelt/__init__.py"} <= set(names)
     assert [name for name in names if name.startswith("smelt/explain/assets/")]
+    assert {f"smelt/codegen/static/core/core{bits}.bc" for bits in (32, 64)} <= set(names)
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "smelt").rglob("*.py")}
     assert sources - set(names) == set()
     assert [name for name in names if name.endswith((".c", ".h"))] == ["smelt/include/smelt.h"]

@@ -423,7 +423,7 @@ def _c_graph(root: Path) -> dict[str, set[str]]:
 
 
 # Folders of C that run without Python: the folders whose headers each may include beside smelt.h.
-WITHOUT_PYTHON = {"executor": ("executor",), "deploy": ("executor", "deploy")}
+WITHOUT_PYTHON = {"executor": ("executor",), "deploy": ("executor", "deploy"), "static": ("executor",)}
 
 
 def out_of_place_c(root: Path) -> list[str]:

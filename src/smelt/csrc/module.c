@@ -16,6 +16,7 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/check.h"
+#include "executor/run/parts.h"
 #include "executor/checksum.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
@@ -124,13 +125,14 @@ check_table(PyObject *Py_UNUSED(module), PyObject *args)
                          : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
         PyMem_Free(scratch);
     }
+    const int64_t run_bytes = status ? 0 : smelt_run_bytes(&table);
     PyMem_Free(copied);
     PyBuffer_Release(&buffer);
     if (status) {
         PyErr_SetString(PyExc_ValueError, error.message);
         return NULL;
     }
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(run_bytes);
 }
 
 static PyMethodDef functions[] = {

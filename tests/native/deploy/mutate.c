@@ -341,16 +341,17 @@ look_at_registers(const smelt_session *session)
     const Table *table = &session->model->table;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
         const int64_t kind = table->registers[i].kind;
-        const Register *held = &session->registers[i];
         if (kind != CONSTANT_REGISTER && kind != STATE_REGISTER) {
             continue;
         }
-        const char *begin = kind == STATE_REGISTER ? session->state_data : file_bytes(file, file->weights);
+        const char *begin = kind == STATE_REGISTER ? session->run.state_data : file_bytes(file, file->weights);
         const int64_t bytes = kind == STATE_REGISTER ? file->state->bytes : file->weights->bytes;
-        if (held->data < begin || held->bytes < 0 || held->data - begin > bytes - held->bytes) {
+        int64_t held;
+        char *data = run_data(&session->run, i, &held);
+        if (data < begin || held < 0 || data - begin > bytes - held) {
             die("has data outside of its section");
         }
-        touch(held->data, held->bytes, false);
+        touch(data, held, false);
     }
 }
 

@@ -7,7 +7,7 @@ the two slow calls run without it. Functions that several modules call are compi
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -129,6 +129,25 @@ def object_codes(texts: Sequence[str], target: Target) -> list[bytes]:
     return side_by_side(functools.partial(_object, target=target), texts)
 
 
+def linked_object(text: str, bitcode: bytes, public: Collection[str], target: Target) -> bytes:
+    """The object file of a text together with bitcode of any triple. Functions are local to it, except the `public`
+    ones and weak ones."""
+    build = functools.partial(_linked, bitcode=bitcode, public=public, target=target)
+    return side_by_side(build, [text])[0]
+
+
+def _linked(text: str, bitcode: bytes, public: Collection[str], target: Target) -> bytes:
+    module, generator = _compiled(text, target)
+    library = llvm().parse_bitcode(bitcode, context=module._context)
+    library.triple, library.data_layout = module.triple, module.data_layout
+    module.link_in(library)
+    linkage = llvm().Linkage
+    for function in module.functions:
+        if not function.is_declaration and function.name not in public and function.linkage != linkage.weak_any:
+            function.linkage = linkage.internal
+    return _emitted(module, generator)
+
+
 def _optimized(module: Any, generator: Any) -> None:
     """The text is in SSA form with explicit vectors, so only clean-up passes run."""
     passes = llvm().create_new_function_pass_manager()
@@ -213,12 +232,17 @@ def _mapped(data: bytes, text: Callable[[], str], target: Target, library: Mappi
 
 
 def _object(text: str, target: Target) -> bytes:
+    return _emitted(*_compiled(text, target))
+
+
+def _compiled(text: str, target: Target) -> tuple[Any, Any]:
+    """An optimized module, and what writes its machine code."""
     generator = machine(target)
     module = _parsed(text, target)
     if target.pointer_bytes != 8:  # which is what passes take for granted unless the module says otherwise
         module.data_layout = str(generator.target_data)
     _optimized(module, generator)
-    return _emitted(module, generator)
+    return module, generator
 
 
 def _emitted(module: Any, generator: Any) -> bytes:

@@ -304,29 +304,3 @@ def support_text(names: Sequence[str], target: Target) -> str:
         wanted |= dict.fromkeys(SUPPORT[name][1])
     size = f"i{8 * target.pointer_bytes}"
     return "".join(SUPPORT[name][0] for name in wanted).replace("SIZE", size)
-
-
-# What kernels share their points out by, where one thread runs all of them (`csrc/executor/parallel.c` is another).
-SERIAL_PARALLEL_FOR = """
-define hidden i64 @smelt_parallel_for(ptr %part, ptr %buffers, ptr %workspace, i64 %threads, i64 %most, i64 %extent, i64 %bytes) {
-entry:
-  %few = icmp slt i64 %threads, %most
-  %wanted = select i1 %few, i64 %threads, i64 %most
-  %any = icmp sgt i64 %wanted, 1
-  %chunks = select i1 %any, i64 %wanted, i64 1
-  br label %body
-body:
-  %chunk = phi i64 [ 0, %entry ], [ %next, %body ]
-  %first = phi i64 [ 0, %entry ], [ %last, %body ]
-  %next = add i64 %chunk, 1
-  %scaled = mul i64 %next, %extent
-  %last = udiv i64 %scaled, %chunks
-  %offset = mul i64 %chunk, %bytes
-  %mine = getelementptr i8, ptr %workspace, i64 %offset
-  %ends = icmp eq i64 %next, %chunks
-  call void %part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)
-  br i1 %ends, label %exit, label %body
-exit:
-  ret i64 %chunks
-}
-"""  # noqa: E501

@@ -6,32 +6,29 @@ JavaScript.
 `written` is the result of `ahead_of_time.write_for` for the kernels of the table: one module, in the table's order.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.ahead_of_time import WrittenKernels
-from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
+from smelt.codegen.llvm.compile import linked_object, make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import undefined
 from smelt.codegen.llvm.print_module import print_module
-from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
+from smelt.codegen.llvm.support import SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
-from smelt.codegen.static.driver import driver_text
-from smelt.codegen.static.expressions import size_module
-from smelt.codegen.static.header import c_name, header_text
+from smelt.codegen.static.float_functions import FLOAT_FUNCTIONS, dispatch_text, float_functions
+from smelt.codegen.static.header import c_name, header_text, memory_bytes, raised_codes, rank_of
 from smelt.codegen.static.javascript import javascript_text, types_text
-from smelt.codegen.static.memory import memory_bytes
+from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
 from smelt.ir.artifact_file.check import check_table
-from smelt.ir.artifact_file.layout import ALIGN, Data
+from smelt.ir.artifact_file.layout import Data
 from smelt.ir.loops import Module
 from smelt.ir.table import records as r
 from smelt.ir.table.write import table_bytes
-from smelt.torch_abi.symbols import PARALLEL_FOR
 
-# What stands at the start of the weights until they are put there: LLVM need not read them as text.
-_MARK = b"smelt: weights\x00\x01\x02\x03\x04\x05\x06\x07are put here\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09"
+_CORE = Path(__file__).parent / "core"  # the executor as bitcode; tools/static_core.py makes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +61,13 @@ def static_model(
     if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
     entries = [written.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
-    content = _content(weights) + _content(state)
-    content += bytes(max(0, len(_MARK) - len(content)))
-    check_table(table_bytes(table), weights.bytes, state.bytes, len(table.kernels))
-    driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], weights.bytes, state.bytes)
-    text = "\n".join([
-        print_module(_internal(written.modules[0], size_module(sizes.items(), target))),
-        SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
-        _weights_text(name, len(content)),
-        driver,
-    ])  # fmt: skip
-    object_file = _with_weights(object_with_support(_once_declared(text), target), content)
-    header = header_text(name, table, state.bytes, memory_bytes(table))
+    data = ModelData(_content(weights), _content(state), table_bytes(table))
+    run_bytes = check_table(data.table, weights.bytes, state.bytes, len(table.kernels))
+    functions = [op for op in FLOAT_FUNCTIONS if op in data.ops()]
+    text = print_module(_joined(written.modules[0], float_functions(functions, target))) + dispatch_text(functions)
+    text += model_text(name, data, rank_of(table), [entry.symbol for entry in entries], raised_codes(table))
+    object_file = _with_content(_object(name, text, target), data.content())
+    header = header_text(name, table, state.bytes, memory_bytes(table, run_bytes))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, object_file, header)
     javascript = javascript_text(name, table, state.bytes)
@@ -83,56 +75,47 @@ def static_model(
 
 
 def _content(data: Data) -> bytes:
-    """The bytes, up to where more may begin."""
     content = bytearray()
     for begin, part in data.parts.items():
         content += bytes(begin - len(content)) + memoryview(part).cast("B")
-    return bytes(content) + bytes(-len(content) % ALIGN)
+    return bytes(content)
 
 
-def _weights_text(name: str, size: int) -> str:
-    mark = "".join(f"\\{byte:02x}" for byte in _MARK)
-    rest = size - len(_MARK)
-    marked, empty = f"[{len(_MARK)} x i8]", f"[{rest} x i8]"
-    values = f'<{{ {marked} c"{mark}", {empty} zeroinitializer }}>'
-    return f"@{name}.weights = internal constant <{{ {marked}, {empty} }}> {values}, align {ALIGN}"
-
-
-def _with_weights(object_file: bytes, content: bytes) -> bytes:
-    place = object_file.find(_MARK)
-    if place < 0 or object_file.find(_MARK, place + 1) >= 0:
+def _with_content(object_file: bytes, content: bytes) -> bytes:
+    place = object_file.find(MARK)
+    if place < 0 or object_file.find(MARK, place + 1) >= 0:
         raise SmeltError("SM030", "the weights have no place in the object file")
     return object_file[:place] + content + object_file[place + len(content) :]
 
 
-def _internal(kernels: Module, sizes: Module) -> Module:
-    """One module. Kernels are nobody else's: objects of several models may be linked together."""
-    own = [replace(each, kind="internal", text="") for each in kernels.functions]
-    helpers = {each.name: each for each in (*kernels.helpers, *sizes.helpers)}
-    return Module((*own, *sizes.functions), tuple(helpers.values()))
+def _joined(one: Module, other: Module) -> Module:
+    helpers = {each.name: each for each in (*one.helpers, *other.helpers)}
+    return Module((*one.functions, *other.functions), tuple(helpers.values()))
 
 
-def _once_declared(text: str) -> str:
-    """Declarations of several parts, each once, but for the function that is defined here."""
-    lines, seen = [], {line for line in text.splitlines() if _declares(line, (PARALLEL_FOR,))}
-    for line in text.splitlines():
-        if line.startswith("declare "):
-            if line in seen:
-                continue
-            seen.add(line)
-        lines.append(line)
-    return "\n".join(lines)
+def _object(name: str, text: str, target: Target) -> bytes:
+    """Of a model's text and the executor. Only two functions have names for others: objects of several models may be
+    linked together."""
+    bitcode = (_CORE / f"core{8 * target.pointer_bytes}.bc").read_bytes()
+    public = (f"{name}_run", f"{name}_init")
+    known = ("__multi3",) if target.pointer_bytes == 4 else ()  # the executor's checks for overflow need it there
+    return object_with_support(text, target, lambda each: linked_object(each, bitcode, public, target), known)
 
 
-def object_with_support(text: str, target: Target) -> bytes:
-    """With the functions that LLVM calls where the processor has no instruction, except those of every C library."""
-    (object_file,) = object_codes([text], target)
+def object_with_support(
+    text: str, target: Target, build: Callable[[str], bytes] | None = None, known: Sequence[str] = ()
+) -> bytes:
+    """With the functions that LLVM calls where the processor has no instruction, except those of every C library.
+    `build`: makes an object of a text; `known`: functions that it is known to call."""
+    build = build or (lambda each: object_codes([each], target)[0])
+    object_file = build(_supported(text, known, target))
     missing = _missing(object_file, target)
-    if not missing:
-        return object_file
+    return build(_supported(text, [*known, *missing], target)) if missing else object_file
+
+
+def _supported(text: str, missing: Sequence[str], target: Target) -> str:
     lines = [line for line in text.splitlines() if not _declares(line, missing)]
-    support = support_text(missing, target).replace("define hidden", "define weak hidden")
-    return object_codes(["\n".join(lines) + support], target)[0]
+    return "\n".join(lines) + support_text(missing, target).replace("define hidden", "define weak hidden")
 
 
 def _missing(object_file: bytes, target: Target) -> list[str]:

@@ -3,21 +3,23 @@
 import re
 from collections.abc import Sequence
 
-from smelt.codegen.static import driver
-from smelt.codegen.static.driver import has_loop, raised, rank_of
-from smelt.codegen.static.memory import TYPICAL
 from smelt.ir.artifact_file.check import of_kind
+from smelt.ir.artifact_file.layout import ALIGN
 from smelt.ir.table import records as r
-from smelt.ir.table.records import RegisterKind
+from smelt.ir.table.records import DTYPES, Bind, RegisterKind
+from smelt.symbolic.postfix import evaluate
 
+# What NAME_run returns, as csrc/static/static.c numbers it.
 CODES = (
-    ("OK", driver.OK, "outputs are there"),
-    ("WRONG_SIZE", driver.WRONG_SIZE, "input `input` has a size out of bounds in `dimension`; -1: it is too large"),
-    ("NO_VARIANT", driver.NO_VARIANT, "nothing was exported for inputs like these"),
-    ("NO_MEMORY", driver.NO_MEMORY, "more memory is needed, at least `needed` bytes"),
-    ("SMALL_OUTPUT", driver.SMALL_OUTPUT, "an output does not fit where it was to be written"),
-    ("MISSING_INPUT", driver.MISSING_INPUT, "input `input` has no data, and is not optional"),
+    ("OK", 0, "outputs are there"),
+    ("WRONG_SIZE", 1, "input `input` has a size out of bounds in `dimension`; -1: it is too large"),
+    ("NO_VARIANT", 2, "nothing was exported for inputs like these"),
+    ("NO_MEMORY", 3, "more memory is needed, at least `needed` bytes"),
+    ("SMALL_OUTPUT", 4, "an output does not fit where it was to be written"),
+    ("MISSING_INPUT", 5, "input `input` has no data, and is not optional"),
 )
+RAISED = 16  # the first error of a model's own
+TYPICAL = 128  # what a size that varies is taken for, if its bounds allow it
 
 
 def c_name(name: str) -> str:
@@ -50,10 +52,10 @@ def header_text(name: str, table: r.Table, state_bytes: int, memory_bytes: int) 
     returned = _rows(f"{upper}_OUTPUT", described)
     codes = [f"    {upper}_{word} = {code},  /* {what} */" for word, code, what in CODES]
     codes += [
-        f"    {upper}_RAISED_{number} = {driver.RAISED + number},  /* {comment(f'{each.error}: {each.message}')} */"
+        f"    {upper}_RAISED_{number} = {RAISED + number},  /* {comment(f'{each.error}: {each.message}')} */"
         for number, each in enumerate(raised(table))
     ]
-    grows = " More is needed where they are larger." if has_loop(table) or _varies(inputs) else ""
+    grows = " More is needed where they are larger." if _has_loop(table) or _varies(inputs) else ""
     enums = "\n".join("\n".join(["enum {", *rows, "};", ""]) for rows in (codes, taken, returned) if rows)
     return f"""/* {comment(table.name)}: weights and code are in the object file beside this. No library is needed.
 
@@ -122,3 +124,95 @@ def _described(register: r.Register) -> str:
 def comment(text: str) -> str:
     """A text inside of a comment, on one line."""
     return " ".join(text.replace("*/", "* /").split())
+
+
+# --- what the interface needs to know of a table ---
+
+
+def rank_of(table: r.Table) -> int:
+    """How many sizes the interface has room for in each tensor."""
+    views = [each.dims for variant in _variants(table) for each in _views(variant)]
+    dims = [each.dims for each in table.registers], [each.dims for each in table.outputs], views
+    return max([1, *(len(each) for group in dims for each in group)])
+
+
+def raised(table: r.Table) -> list[r.Raise]:
+    """The errors that a run may end with; the first is code `RAISED`."""
+    return list(dict.fromkeys(each.next for each in _variants(table) if isinstance(each.next, r.Raise)))
+
+
+def raised_codes(table: r.Table) -> list[int]:
+    """Of each variant the code of the error that it raises; 0: none."""
+    codes: dict[object, int] = {each: RAISED + number for number, each in enumerate(raised(table))}
+    return [codes.get(variant.next, 0) for variant in _variants(table)]
+
+
+def memory_bytes(table: r.Table, run_bytes: int) -> int:
+    """How much memory a run takes at most; for sizes that vary: where they are `TYPICAL`, or at their bounds.
+    `run_bytes`: what the executor's arrays take. A block that is too small for the next variant is replaced by one of
+    at most one and a half times what is needed; in a loop registers have two blocks."""
+    total = sum(_variant_bytes(table, variant) for variant in _variants(table))
+    halves = 2 if len(table.states) == 1 else 6 if _has_loop(table) else 3
+    return run_bytes + total * halves // 2 + _saved_bytes(table) + ALIGN
+
+
+def _variants(table: r.Table) -> list[r.Variant]:
+    return [variant for state in table.states for variant in state.variants]
+
+
+def _views(variant: r.Variant) -> list[r.Returned]:
+    outputs = variant.next.outputs if isinstance(variant.next, r.Return) else ()
+    return [each for each in outputs if each.offset is not None]
+
+
+def _has_loop(table: r.Table) -> bool:
+    """Whether a state may come again."""
+    edges = [
+        (number, after)
+        for number, state in enumerate(table.states)
+        for variant in state.variants
+        for after in r.successors(variant.next)
+    ]
+    return any(after <= number for number, after in edges)
+
+
+def _variant_bytes(table: r.Table, variant: r.Variant) -> int:
+    """All that it produces, copies of views, its arena and its workspace."""
+    symbols = [_typical(table, symbol) for symbol in variant.symbols]
+    total = _block(evaluate(variant.arena_bytes, symbols))
+    results = [(each.register, each.dims) for each in variant.produced]
+    results += [(each.register or 0, each.dims) for each in _views(variant)]
+    for register, dims in results:
+        count = DTYPES[table.registers[register].dtype]
+        for dim in dims:
+            count *= max(0, evaluate(dim, symbols))
+        total += _block(count)
+    launches = [step for step in variant.steps if isinstance(step, r.Launch)]
+    spaces = [evaluate(step.fixed, symbols) + evaluate(step.per_thread, symbols) for step in launches]
+    return total + _block(max([0, *spaces]))
+
+
+def _saved_bytes(table: r.Table) -> int:
+    """Copies of what variants write that do not return: a run that fails later puts it back."""
+    written = {
+        value.register
+        for variant in _variants(table)
+        if not isinstance(variant.next, r.Return)
+        for value in variant.values
+        if isinstance(value, r.RegisterValue) and value.writes
+    }
+    registers = [table.registers[number] for number in written]
+    return sum(_block(each.bytes) for each in registers if each.kind == RegisterKind.STATE)
+
+
+def _typical(table: r.Table, symbol: r.Symbol) -> int:
+    low, high = symbol.low, symbol.high
+    dims = table.registers[symbol.register].dims
+    if symbol.bind == Bind.SIZE:
+        low, high = max(low, dims[symbol.dimension].low), min(high, dims[symbol.dimension].high)
+    return max(low, min(high, TYPICAL))
+
+
+def _block(count: int) -> int:
+    """Memory of so many bytes, and its length before it."""
+    return ALIGN + -(-count // ALIGN) * ALIGN if count > 0 else 0

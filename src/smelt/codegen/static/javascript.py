@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smelt.codegen.static import driver
-from smelt.codegen.static.driver import raised, rank_of
-from smelt.codegen.static.header import CODES, comment
+from smelt.codegen.static.header import CODES, RAISED, comment, raised, rank_of
 from smelt.ir.artifact_file.check import of_kind
 from smelt.ir.table import records as r
 from smelt.ir.table.records import DTYPE_NAMES, RegisterKind
@@ -32,8 +30,9 @@ _ARRAYS = {
 
 def javascript_text(name: str, table: r.Table, state_bytes: int) -> str:
     """`model.mjs`, beside `model.wasm`."""
+    codes = {word: code for word, code, _ in CODES}
     errors = {code: f"{word}: {text}" for word, code, text in CODES}
-    errors |= {driver.RAISED + number: f"{each.error}: {each.message}" for number, each in enumerate(raised(table))}
+    errors |= {RAISED + number: f"{each.error}: {each.message}" for number, each in enumerate(raised(table))}
     model = {
         "name": name,
         "inputs": [_input(each) for each in of_kind(table, RegisterKind.INPUT)],
@@ -42,8 +41,8 @@ def javascript_text(name: str, table: r.Table, state_bytes: int) -> str:
         "rank": rank_of(table),
         "stateBytes": state_bytes,
         "errors": errors,
-        "noMemory": driver.NO_MEMORY,
-        "wrongSize": driver.WRONG_SIZE,
+        "noMemory": codes["NO_MEMORY"],
+        "wrongSize": codes["WRONG_SIZE"],
         "dtypes": [[each, _ARRAYS[each]] for each in DTYPE_NAMES],
     }
     head = f"// {comment(table.name)}: (await load()).run({{ x: {{ data: TypedArray, shape: [...] }}, ... }}) → outputs"

@@ -1,8 +1,5 @@
-/* Memory and copies of sessions on a GPU; on the host, plain copies. A session's work goes through its own stream, in
-   order. */
+/* Memory and copies of sessions on a GPU. A session's work goes through its own stream, in order. */
 #include "deploy/memory.h"
-
-#include <string.h>
 
 static inline CudaAddress
 address_of(const void *memory)
@@ -10,73 +7,41 @@ address_of(const void *memory)
     return (CudaAddress)(uintptr_t)memory;
 }
 
-smelt_status
-smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+static smelt_status
+copy(Run *run, Direction direction, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
+    const smelt_session *session = (const smelt_session *)run;
+    const Cuda *cuda = &session->model->cuda;
+    const CudaDriver *driver = &cuda->driver;
+    const size_t size = (size_t)bytes;
+    switch (direction) {
+    case TO_REGISTERS:
+        return smelt_cuda_status(cuda, driver->to_device(address_of(to), from, size, session->stream),
+                                 "memory cannot be copied to the GPU", error);
+    case WITHIN_REGISTERS:
+        return smelt_cuda_status(cuda, driver->within_device(address_of(to), address_of(from), size, session->stream),
+                                 "memory of the GPU cannot be copied", error);
+    default:
+        return smelt_cuda_status(cuda, driver->to_host(to, address_of(from), size, session->stream),
+                                 "memory of the GPU cannot be read", error);
     }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.to_device(address_of(to), from, (size_t)bytes, session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory cannot be copied to the GPU", error);
 }
 
-smelt_status
-smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+static smelt_status
+settle(Run *run, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.within_device(address_of(to), address_of(from), (size_t)bytes,
-                                                               session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be copied", error);
+    const smelt_session *session = (const smelt_session *)run;
+    const Cuda *cuda = &session->model->cuda;
+    return smelt_cuda_status(cuda, cuda->driver.stream_wait(session->stream), "the GPU failed", error);
 }
 
-smelt_status
-smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+static bool
+is_there(const Run *run, const void *address)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.to_host(to, address_of(from), (size_t)bytes, session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be read", error);
+    return smelt_cuda_is_device(&((const smelt_session *)run)->model->cuda, address);
 }
 
-smelt_status
-smelt_settle(smelt_session *session, smelt_error *error)
-{
-    const smelt_model *model = session->model;
-    return model->on_cuda ? smelt_cuda_status(&model->cuda, model->cuda.driver.stream_wait(session->stream),
-                                              "the GPU failed", error)
-                          : SMELT_OK;
-}
-
-smelt_status
-smelt_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
-{
-    const smelt_status status = smelt_begin_fetch(session, to, from, bytes, error);
-    return status || bytes == 0 ? status : smelt_settle(session, error);
-}
-
-bool
-smelt_is_there(const smelt_session *session, const void *address)
-{
-    return session->model->on_cuda && smelt_cuda_is_device(&session->model->cuda, address);
-}
+const Device smelt_gpu_memory = {copy, settle, is_there};
 
 smelt_status
 smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error)
@@ -106,7 +71,7 @@ set_parameters(smelt_session *session, const VariantRecord *variant, const Plan 
     if (kernel->sizes) {
         sizes = (const int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
     }
-    smelt_cuda_set_parameters(session->parameters, session->buffers, pointers, &session->workspace.memory, sizes,
+    smelt_cuda_set_parameters(session->parameters, session->run.buffers, pointers, &session->run.workspace.memory, sizes,
                               kernel->sizes);
     for (int64_t i = 0; i < pointers; i++) {
         const int64_t place = table->references[launch->values + i].number;
@@ -118,9 +83,10 @@ set_parameters(smelt_session *session, const VariantRecord *variant, const Plan 
 }
 
 smelt_status
-smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
+smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
                    smelt_error *error)
 {
+    smelt_session *session = (smelt_session *)run;
     const smelt_model *model = session->model;
     const Table *table = &model->table;
     const KernelRecord *kernel = &table->kernels[launch->kernel];

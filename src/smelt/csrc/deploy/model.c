@@ -3,6 +3,7 @@
 #include "deploy/model.h"
 
 #include "executor/check.h"
+#include "executor/run/blocks.h"
 #include "deploy/processor.h"
 
 #include <stdio.h>
@@ -46,31 +47,12 @@ smelt_take_options(void *options, size_t bytes, const void *given)
     return size >= sizeof size && size <= MOST_OPTION_BYTES;
 }
 
-void *
-smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size)
-{
-    size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes)) {
-        return NULL;
-    }
-    void *memory = allocator->allocate(allocator->context, bytes ? bytes : 1, FILE_ALIGN);
-    return memory ? memset(memory, 0, bytes ? bytes : 1) : NULL;
-}
-
-void
-smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size)
-{
-    if (memory) {
-        allocator->release(allocator->context, memory, count && size ? count * size : 1);
-    }
-}
-
 /* --- dtypes ------------------------------------------------------------------------------------------------ */
 
 size_t
 smelt_dtype_size(smelt_dtype dtype)
 {
-    return (size_t)smelt_item_size(dtype);
+    return (size_t)table_item_size(dtype);
 }
 
 const char *
@@ -80,38 +62,22 @@ smelt_dtype_name(smelt_dtype dtype)
         "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
         "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
     };
-    return smelt_item_size(dtype) ? names[dtype] : "none";
+    return table_item_size(dtype) ? names[dtype] : "none";
 }
 
 /* --- what it takes and returns ------------------------------------------------------------------------------ */
 
-/* Dimensions of inputs that have one name get one number. */
 static bool
-group_dims(smelt_model *model)
+describe_dims(smelt_model *model)
 {
     const Table *table = &model->table;
-    const smelt_allocator *allocator = &model->allocator;
-    const size_t strings = (size_t)table->counts[STRINGS], dims = (size_t)table->counts[DIMS];
-    int64_t *numbers = smelt_allocate(allocator, strings, sizeof *numbers); /* of each string, counted from 1 */
-    model->dim_groups = smelt_allocate(allocator, dims, sizeof *model->dim_groups);
-    model->dims = smelt_allocate(allocator, dims, sizeof *model->dims);
-    if (numbers == NULL || model->dim_groups == NULL || model->dims == NULL) {
-        smelt_release(allocator, numbers, strings, sizeof *numbers);
-        return false;
-    }
-    for (size_t i = 0; i < dims; i++) {
+    const size_t dims = (size_t)table->counts[DIMS];
+    model->dims = smelt_allocate(&model->allocator, dims, sizeof *model->dims);
+    for (size_t i = 0; model->dims && i < dims; i++) {
         const DimRecord *dim = &table->dims[i];
         model->dims[i] = (smelt_dim){dim->low, dim->high, dim->name < 0 ? NULL : table_string(table, dim->name)};
-        model->dim_groups[i] = -1;
-        if (dim->name >= 0) {
-            if (numbers[dim->name] == 0) {
-                numbers[dim->name] = ++model->group_count;
-            }
-            model->dim_groups[i] = numbers[dim->name] - 1;
-        }
     }
-    smelt_release(allocator, numbers, strings, sizeof *numbers);
-    return true;
+    return model->dims != NULL;
 }
 
 static bool
@@ -169,7 +135,7 @@ describe(smelt_model *model)
         model->choice_count += (size_t)table->registers[i].choice_count;
     }
     model->choices = smelt_allocate(&model->allocator, model->choice_count, sizeof *model->choices);
-    if (model->choices == NULL || !group_dims(model)
+    if (model->choices == NULL || !describe_dims(model)
         || !make_infos(model, &model->inputs, count_registers(table, INPUT_REGISTER), true)
         || !make_infos(model, &model->states, count_registers(table, STATE_REGISTER), true)
         || !make_infos(model, &model->outputs, (size_t)table->counts[OUTPUTS], false)) {
@@ -188,10 +154,6 @@ describe(smelt_model *model)
         const int64_t sizes = table->kernels[i].sizes;
         model->most_buffers = buffers > model->most_buffers ? buffers : model->most_buffers;
         model->most_sizes = sizes > model->most_sizes ? sizes : model->most_sizes;
-    }
-    for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
-        const int64_t symbols = table->variants[i].symbol_count;
-        model->most_symbols = symbols > model->most_symbols ? symbols : model->most_symbols;
     }
     return true;
 }
@@ -367,7 +329,6 @@ destroy(smelt_model *model)
     drop_infos(model, &model->states);
     smelt_release(&allocator, model->choices, model->choice_count, sizeof *model->choices);
     smelt_release(&allocator, model->dims, (size_t)table->counts[DIMS], sizeof *model->dims);
-    smelt_release(&allocator, model->dim_groups, (size_t)table->counts[DIMS], sizeof *model->dim_groups);
     smelt_file_close(&model->file);
     smelt_release(&allocator, model, 1, sizeof *model);
 }

@@ -31,19 +31,12 @@ struct smelt_model {
     smelt_dim *dims;       /* of each DimRecord */
     const char **choices;  /* of all inputs */
     size_t choice_count;
-    int64_t *dim_groups;   /* of each DimRecord: dimensions of one group have one size; -1: of none */
-    int64_t group_count;
     int64_t most_buffers;  /* of a kernel */
     int64_t most_sizes;
-    int64_t most_symbols;  /* of a variant */
 };
 
 /* Options as this library knows them, `bytes` of them: fields that the caller's version does not have are zero. False:
    options of no size, or of a later version whose further fields are not zero. `given` may be NULL. */
 bool smelt_take_options(void *options, size_t bytes, const void *given);
-
-/* Zeroed, at a multiple of 64; NULL: there is none. */
-void *smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size);
-void smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size);
 
 #endif

@@ -1,10 +1,9 @@
-/* Creates sessions and takes inputs. run.c runs the model, outputs.c returns the results. */
+/* Creates sessions, takes inputs and returns outputs. executor/run runs the model. */
 #define _GNU_SOURCE
 #include "deploy/session_parts.h"
 
-#include "executor/check.h"
+#include "executor/run/run.h"
 #include "deploy/memory.h"
-#include "deploy/run.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -19,20 +18,21 @@ map_state(smelt_session *session)
     const File *file = &session->model->file;
     const FileSection *section = file->state;
     if (section->bytes == 0) {
-        session->state_data = session->empty;
+        session->run.state_data = session->run.empty;
         return true;
     }
     if (session->model->on_cuda) {
-        session->state_data = session->memory.allocate(session->memory.context, (size_t)section->bytes, FILE_ALIGN);
-        return session->state_data
-               && !smelt_put(session, session->state_data, file_bytes(file, section), section->bytes, NULL);
+        session->run.state_data = session->memory.allocate(session->memory.context, (size_t)section->bytes, FILE_ALIGN);
+        return session->run.state_data
+               && !run_copy(&session->run, TO_REGISTERS, session->run.state_data, file_bytes(file, section),
+                            section->bytes, NULL);
     }
     if (file->descriptor < 0) {
-        session->state_data = session->allocator.allocate(session->allocator.context, (size_t)section->bytes, FILE_ALIGN);
-        if (session->state_data) {
-            memcpy(session->state_data, file_bytes(file, section), (size_t)section->bytes);
+        session->run.state_data = session->allocator.allocate(session->allocator.context, (size_t)section->bytes, FILE_ALIGN);
+        if (session->run.state_data) {
+            memcpy(session->run.state_data, file_bytes(file, section), (size_t)section->bytes);
         }
-        return session->state_data != NULL;
+        return session->run.state_data != NULL;
     }
     const int64_t page = sysconf(_SC_PAGESIZE), before = section->offset % page;
     char *map = mmap(NULL, (size_t)(before + section->bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE, file->descriptor,
@@ -42,7 +42,7 @@ map_state(smelt_session *session)
     }
     session->state_map = map;
     session->state_mapped = (size_t)(before + section->bytes);
-    session->state_data = map + before;
+    session->run.state_data = map + before;
     return true;
 }
 
@@ -56,67 +56,61 @@ parameter_count(const smelt_model *model)
 static bool
 prepare_gpu(smelt_session *session)
 {
-    const smelt_model *model = session->model;
     enum { NON_BLOCKING = 1 };
-    session->empty = session->nothing;
-    if (!model->on_cuda) {
-        return true;
-    }
-    if (model->cuda.driver.stream_create(&session->stream, NON_BLOCKING)) {
+    if (session->model->cuda.driver.stream_create(&session->stream, NON_BLOCKING)) {
         session->stream = NULL;
         return false;
     }
-    session->empty = session->memory.allocate(session->memory.context, sizeof session->nothing, FILE_ALIGN);
-    return session->empty != NULL;
+    session->run.empty = session->memory.allocate(session->memory.context, sizeof session->nothing, FILE_ALIGN);
+    return session->run.empty != NULL;
 }
 
 static bool
 make_parts(smelt_session *session)
 {
     const smelt_model *model = session->model;
-    const Table *table = &model->table;
-    const smelt_allocator *allocator = &session->allocator;
-    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
-        session->register_size_count += (size_t)table->registers[i].rank;
-    }
-    session->registers = smelt_allocate(allocator, (size_t)table->counts[REGISTERS], sizeof(Register));
-    session->saved = smelt_allocate(allocator, (size_t)table->counts[REGISTERS], sizeof(int64_t));
-    session->register_sizes = smelt_allocate(allocator, session->register_size_count, sizeof(int64_t));
-    session->plans = smelt_allocate(allocator, (size_t)table->counts[VARIANTS], sizeof(Plan));
-    session->outputs = smelt_allocate(allocator, model->outputs.count, sizeof(Output));
-    session->symbols = smelt_allocate(allocator, (size_t)model->most_symbols, sizeof(int64_t));
-    session->groups = smelt_allocate(allocator, (size_t)model->group_count, sizeof(int64_t));
-    session->buffers = smelt_allocate(allocator, (size_t)model->most_buffers, sizeof(void *));
-    session->parameters = smelt_allocate(allocator, parameter_count(model), sizeof(void *));
-    return prepare_gpu(session) && session->parameters && session->registers && session->saved && session->register_sizes
-           && session->plans && session->outputs && session->symbols && session->groups && session->buffers && map_state(session);
+    session->inputs = smelt_allocate(&session->allocator, model->inputs.count, sizeof *session->inputs);
+    session->parameters = smelt_allocate(&session->allocator, parameter_count(model), sizeof(void *));
+    return session->inputs && session->parameters && (!model->on_cuda || prepare_gpu(session)) && map_state(session)
+           && smelt_run_begin(&session->run);
 }
 
-/* Constants and state, whose place and sizes are fixed. */
-static void
-place_registers(smelt_session *session)
+static smelt_status
+launch_kernel(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    const Table *table = &model->table;
-    int64_t *sizes = session->register_sizes;
-    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
-        const RegisterRecord *record = &table->registers[i];
-        Register *place = &session->registers[i];
-        place->sizes = sizes;
-        sizes += record->rank;
-        if (record->kind != CONSTANT_REGISTER && record->kind != STATE_REGISTER) {
-            continue;
-        }
-        const char *weights = model->on_cuda ? (const char *)(uintptr_t)model->cuda.weights
-                                             : file_bytes(&model->file, model->file.weights);
-        const char *begin = record->kind == STATE_REGISTER ? session->state_data : weights;
-        place->data = (char *)begin + record->data; /* constants are never written: no value that is may be one */
-        place->bytes = record->bytes;
-        place->ready = true;
-        for (int64_t k = 0; k < record->rank; k++) {
-            place->sizes[k] = table->dims[record->dims + k].low;
+    (void)variant, (void)plan, (void)error;
+    const Code *code = &((const smelt_session *)run)->model->code;
+    code_kernel(code, launch->kernel)(run->buffers, run->threads, run->workspace.memory);
+    return SMELT_OK;
+}
+
+/* What a run is told by its session. */
+static void
+describe_run(smelt_session *session, const smelt_session_options *options)
+{
+    smelt_model *model = session->model;
+    session->allocator = session->memory = model->allocator;
+    session->run = (Run){.table = &model->table,
+                         .allocator = &session->allocator,
+                         .memory = &session->memory,
+                         .launch = launch_kernel,
+                         .constants = file_bytes(&model->file, model->file.weights),
+                         .nothing = session->nothing,
+                         .empty = session->nothing,
+                         .threads = options->threads ? options->threads : smelt_processor_count(),
+                         .most_states = options->most_states};
+    if (model->on_cuda) {
+        session->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
+        session->run.device = &smelt_gpu_memory;
+        session->run.launch = smelt_launch_grids;
+        if (model->cuda.weights) {
+            session->run.constants = (const char *)(uintptr_t)model->cuda.weights;
         }
     }
+    session->threads = (Threads){.threads = session->run.threads,
+                                 .parallel_for = options->parallel_for,
+                                 .context = options->parallel_context,
+                                 .allocator = &session->allocator};
 }
 
 smelt_status
@@ -136,17 +130,9 @@ smelt_session_new(smelt_model *model, const smelt_session_options *given, smelt_
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
     new_session->model = model;
-    new_session->allocator = new_session->memory = model->allocator;
-    if (model->on_cuda) {
-        new_session->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
-    }
+    describe_run(new_session, &options);
     atomic_fetch_add(&model->references, 1);
     atomic_flag_clear(&new_session->busy);
-    new_session->threads = (Threads){.threads = options.threads ? options.threads : smelt_processor_count(),
-                                     .parallel_for = options.parallel_for,
-                                     .context = options.parallel_context,
-                                     .allocator = &new_session->allocator};
-    new_session->most_states = options.most_states;
     CudaContext before;
     const smelt_status status = smelt_enter(new_session, &before, error);
     const bool is_made = !status && make_parts(new_session);
@@ -157,7 +143,6 @@ smelt_session_new(smelt_model *model, const smelt_session_options *given, smelt_
         smelt_session_free(new_session);
         return status ? status : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
-    place_registers(new_session);
     *session = new_session;
     return SMELT_OK;
 }
@@ -166,40 +151,22 @@ static void
 drop_parts(smelt_session *session)
 {
     const smelt_model *model = session->model;
-    const Table *table = &model->table;
-    const smelt_allocator *allocator = &session->allocator;
     const smelt_allocator *memory = &session->memory;
-    for (int64_t i = 0; session->registers && i < table->counts[REGISTERS]; i++) {
-        smelt_block_drop(memory, &session->registers[i].current);
-        smelt_block_drop(memory, &session->registers[i].spare);
-        smelt_block_drop(allocator, &session->registers[i].host);
+    Run *run = &session->run;
+    smelt_run_end(run);
+    for (size_t i = 0; session->inputs && i < model->inputs.count; i++) {
+        smelt_block_drop(&session->allocator, &session->inputs[i].host);
     }
-    for (int64_t i = 0; session->plans && i < table->counts[VARIANTS]; i++) {
-        smelt_release(allocator, session->plans[i].memory, session->plans[i].words, sizeof(int64_t));
-    }
-    for (size_t i = 0; session->outputs && i < model->outputs.count; i++) {
-        smelt_block_drop(allocator, &session->outputs[i].copy);
-    }
-    smelt_block_drop(allocator, &session->fetched);
-    smelt_block_drop(memory, &session->arena);
-    smelt_block_drop(memory, &session->workspace);
-    smelt_release(allocator, session->registers, (size_t)table->counts[REGISTERS], sizeof(Register));
-    smelt_release(allocator, session->saved, (size_t)table->counts[REGISTERS], sizeof(int64_t));
-    smelt_release(allocator, session->register_sizes, session->register_size_count, sizeof(int64_t));
-    smelt_release(allocator, session->plans, (size_t)table->counts[VARIANTS], sizeof(Plan));
-    smelt_release(allocator, session->outputs, model->outputs.count, sizeof(Output));
-    smelt_release(allocator, session->symbols, (size_t)model->most_symbols, sizeof(int64_t));
-    smelt_release(allocator, session->groups, (size_t)model->group_count, sizeof(int64_t));
-    smelt_release(allocator, session->buffers, (size_t)model->most_buffers, sizeof(void *));
-    smelt_release(allocator, session->parameters, parameter_count(model), sizeof(void *));
+    smelt_release(&session->allocator, session->inputs, model->inputs.count, sizeof *session->inputs);
+    smelt_release(&session->allocator, session->parameters, parameter_count(model), sizeof(void *));
     if (session->state_mapped) {
         munmap(session->state_map, session->state_mapped);
     }
-    else if (session->state_data && session->state_data != session->empty) {
-        memory->release(memory->context, session->state_data, (size_t)model->file.state->bytes);
+    else if (run->state_data && run->state_data != run->empty) {
+        memory->release(memory->context, run->state_data, (size_t)model->file.state->bytes);
     }
-    if (session->empty && session->empty != session->nothing) {
-        memory->release(memory->context, session->empty, sizeof session->nothing);
+    if (run->empty && run->empty != session->nothing) {
+        memory->release(memory->context, run->empty, sizeof session->nothing);
     }
     if (session->stream) {
         model->cuda.driver.stream_destroy(session->stream);
@@ -237,28 +204,23 @@ static smelt_status
 check_sizes(smelt_session *session, const RegisterRecord *record, const smelt_info *info, const smelt_tensor *tensor,
             smelt_error *error)
 {
-    for (int i = 0; i < info->rank; i++) {
-        const smelt_dim *dim = &info->dims[i];
-        const int64_t size = tensor->sizes[i], group = session->model->dim_groups[record->dims + i];
-        if (size < dim->low || size > dim->high) {
-            if (dim->low == dim->high) {
-                return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %d is %lld, and must be %lld", info->name,
-                                  i, (long long)size, (long long)dim->low);
-            }
-            return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %d%s%s is %lld, and must be from %lld to %lld",
-                              info->name, i, dim->name ? " " : "", dim->name ? dim->name : "", (long long)size,
-                              (long long)dim->low, (long long)dim->high);
-        }
-        if (group < 0) {
-            continue;
-        }
-        if (session->groups[group] >= 0 && session->groups[group] != size) {
-            return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %d is %lld, and %s is %lld elsewhere",
-                              info->name, i, (long long)size, dim->name, (long long)session->groups[group]);
-        }
-        session->groups[group] = size;
+    const int64_t i = smelt_run_wrong_dimension(&session->run, record, tensor->sizes);
+    if (i < 0) {
+        return SMELT_OK;
     }
-    return SMELT_OK;
+    const smelt_dim *dim = &info->dims[i];
+    const long long size = tensor->sizes[i], place = i, low = dim->low, high = dim->high;
+    if (size >= low && size <= high) {
+        const long long elsewhere = ~session->run.named[session->model->table.dims[record->dims + i].name];
+        return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %lld is %lld, and %s is %lld elsewhere", info->name,
+                          place, size, dim->name, elsewhere);
+    }
+    if (low == high) {
+        return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %lld is %lld, and must be %lld", info->name, place,
+                          size, low);
+    }
+    return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %lld%s%s is %lld, and must be from %lld to %lld",
+                      info->name, place, dim->name ? " " : "", dim->name ? dim->name : "", size, low, high);
 }
 
 static bool
@@ -284,29 +246,29 @@ gather_input(const smelt_session *session, const smelt_tensor *tensor, Register 
         return false;
     }
     smelt_copy_strided(block->memory, strides, tensor->data, tensor->strides ? tensor->strides : strides, taken->sizes,
-                       tensor->rank, smelt_item_size(tensor->dtype));
+                       tensor->rank, table_item_size(tensor->dtype));
     return true;
 }
 
 static smelt_status
 take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
-             smelt_error *error)
+             TakenInput *input, smelt_error *error)
 {
-    if (is_contiguous(tensor) && (uintptr_t)tensor->data % (uintptr_t)smelt_item_size(info->dtype) == 0) {
+    if (is_contiguous(tensor) && (uintptr_t)tensor->data % (uintptr_t)table_item_size(info->dtype) == 0) {
         return SMELT_OK;
     }
     if (!gather_input(session, tensor, taken, &taken->current)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
-    taken->staged = true;
+    input->staged = true;
     return SMELT_OK;
 }
 
 /* Memory of the GPU is used where it is, if it begins where kernels take all memory to begin. */
 static smelt_status
-take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken, bool is_there,
-            smelt_error *error)
+take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
+            TakenInput *input, bool is_there, smelt_error *error)
 {
     enum { ALIGNMENT = 16 };
     const bool contiguous = is_contiguous(tensor);
@@ -317,13 +279,14 @@ take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *
         return SMELT_OK;
     }
     if (!smelt_block_fits(&session->memory, &taken->current, taken->bytes)
-        || (!contiguous && !gather_input(session, tensor, taken, &taken->host))) {
+        || (!contiguous && !gather_input(session, tensor, taken, &input->host))) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
-    taken->staged = true;
-    return is_there ? smelt_move(session, taken->data, tensor->data, taken->bytes, error)
-                    : smelt_put(session, taken->data, contiguous ? tensor->data : taken->host.memory, taken->bytes, error);
+    input->staged = true;
+    return is_there ? run_copy(&session->run, WITHIN_REGISTERS, taken->data, tensor->data, taken->bytes, error)
+                    : run_copy(&session->run, TO_REGISTERS, taken->data, contiguous ? tensor->data : input->host.memory,
+                               taken->bytes, error);
 }
 
 static smelt_status
@@ -331,8 +294,9 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
 {
     const smelt_info *info = &session->model->inputs.infos[number];
     const int64_t place = session->model->inputs.registers[number];
-    Register *taken = &session->registers[place];
-    taken->ready = taken->staged = false;
+    Register *taken = &session->run.registers[place];
+    TakenInput *input = &session->inputs[number];
+    taken->ready = input->staged = false;
     if (tensor->dtype == SMELT_NONE) {
         return info->flags & SMELT_OPTIONAL ? SMELT_OK
                                             : smelt_fail(error, SMELT_ERROR_INPUT, "input %s is missing", info->name);
@@ -349,7 +313,7 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
     if (status) {
         return status;
     }
-    const int64_t item = smelt_item_size(info->dtype), bytes = smelt_sized_bytes(tensor->sizes, tensor->rank, item);
+    const int64_t item = table_item_size(info->dtype), bytes = smelt_sized_bytes(tensor->sizes, tensor->rank, item);
     if (bytes < 0) {
         return smelt_fail(error, SMELT_ERROR_SIZE, "input %s is too large", info->name);
     }
@@ -360,18 +324,18 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
         taken->sizes[i] = tensor->sizes[i];
     }
     taken->bytes = bytes;
-    taken->data = bytes ? tensor->data : session->empty;
-    const bool is_there = bytes && smelt_is_there(session, tensor->data);
+    taken->data = bytes ? tensor->data : session->run.empty;
+    const bool is_there = bytes && run_is_there(&session->run, tensor->data);
     status = !bytes ? SMELT_OK
-             : session->model->on_cuda ? take_to_gpu(session, info, tensor, taken, is_there, error)
-                                       : take_to_host(session, info, tensor, taken, error);
+             : session->model->on_cuda ? take_to_gpu(session, info, tensor, taken, input, is_there, error)
+                                       : take_to_host(session, info, tensor, taken, input, error);
     if (status) {
         return status;
     }
     if (info->rank == 0) {
         taken->number = 0;
         const int64_t known = bytes < (int64_t)sizeof taken->number ? bytes : (int64_t)sizeof taken->number;
-        status = is_there ? smelt_fetch(session, &taken->number, tensor->data, known, error) : SMELT_OK;
+        status = is_there ? run_fetch(&session->run, &taken->number, tensor->data, known, error) : SMELT_OK;
         if (!is_there) {
             memcpy(&taken->number, tensor->data, (size_t)known);
         }
@@ -395,27 +359,28 @@ static smelt_status
 give_back(smelt_session *session, size_t number, const smelt_tensor *tensor, smelt_error *error)
 {
     const smelt_info *info = &session->model->inputs.infos[number];
-    Register *taken = &session->registers[session->model->inputs.registers[number]];
-    if (!taken->staged || !(info->flags & SMELT_WRITTEN)) {
+    const Register *taken = &session->run.registers[session->model->inputs.registers[number]];
+    TakenInput *input = &session->inputs[number];
+    if (!input->staged || !(info->flags & SMELT_WRITTEN)) {
         return SMELT_OK;
     }
-    if (smelt_is_there(session, tensor->data)) {
-        return smelt_move(session, tensor->data, taken->data, taken->bytes, error);
+    if (run_is_there(&session->run, tensor->data)) {
+        return run_copy(&session->run, WITHIN_REGISTERS, tensor->data, taken->data, taken->bytes, error);
     }
     const char *from = taken->data;
     if (session->model->on_cuda) {
-        smelt_status status = smelt_block_fits(&session->allocator, &taken->host, taken->bytes)
-                                  ? smelt_fetch(session, taken->host.memory, from, taken->bytes, error)
+        smelt_status status = smelt_block_fits(&session->allocator, &input->host, taken->bytes)
+                                  ? run_fetch(&session->run, input->host.memory, from, taken->bytes, error)
                                   : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
         if (status) {
             return status;
         }
-        from = taken->host.memory;
+        from = input->host.memory;
     }
     int64_t strides[SMELT_MAX_RANK];
     smelt_contiguous_strides(taken->sizes, info->rank, strides);
     smelt_copy_strided(tensor->data, tensor->strides ? tensor->strides : strides, from, strides, taken->sizes, info->rank,
-                       smelt_item_size(info->dtype));
+                       table_item_size(info->dtype));
     return SMELT_OK;
 }
 
@@ -429,8 +394,8 @@ take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, sm
     if (count != expected) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "the model takes %zu inputs, and got %zu", expected, count);
     }
-    for (int64_t i = 0; i < session->model->group_count; i++) {
-        session->groups[i] = -1;
+    for (size_t i = 0; i < count; i++) {
+        smelt_run_forget(&session->run, &session->model->table.registers[session->model->inputs.registers[i]]);
     }
     for (size_t i = 0; i < count; i++) {
         const smelt_status status = take_input(session, i, &inputs[i], error);
@@ -448,13 +413,13 @@ run_inside(smelt_session *session, const smelt_tensor *inputs, size_t count, sme
     smelt_status status = take_inputs(session, inputs, count, error);
     if (!status) {
         Threads *before = smelt_threads_begin(&session->threads);
-        status = smelt_run_states(session, error);
+        status = smelt_run_states(&session->run, error);
         smelt_threads_end(before);
     }
     for (size_t i = 0; !status && i < count; i++) {
         status = give_back(session, i, &inputs[i], error);
     }
-    const smelt_status waited = smelt_settle(session, status ? NULL : error);
+    const smelt_status waited = run_settle(&session->run, status ? NULL : error);
     return status ? status : waited;
 }
 
@@ -477,4 +442,41 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
     session->returned = !status;
     atomic_flag_clear(&session->busy);
     return status;
+}
+
+/* --- outputs ------------------------------------------------------------------------------------------------- */
+
+smelt_status
+smelt_output(const smelt_session *session, size_t number, smelt_tensor *output, smelt_error *error)
+{
+    if (session == NULL || output == NULL || number >= session->model->outputs.count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
+    }
+    if (!session->returned) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there are no outputs before a call that succeeds");
+    }
+    *output = session->run.outputs[number].tensor;
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes, smelt_error *error)
+{
+    if (session == NULL || number >= session->model->outputs.count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
+    }
+    session->run.outputs[number].bound = data;
+    session->run.outputs[number].bound_bytes = data ? bytes : 0;
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant, smelt_error *error)
+{
+    if (session == NULL || state == NULL || variant == NULL || !session->returned) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "no call has returned");
+    }
+    *state = session->run.state;
+    *variant = session->run.variant;
+    return SMELT_OK;
 }

@@ -1,7 +1,6 @@
 /* State of a session: reads and writes registers, saves and loads checkpoints. */
 #include "deploy/session_parts.h"
 
-#include "executor/check.h"
 #include "deploy/memory.h"
 
 #include <string.h>
@@ -43,7 +42,7 @@ smelt_state(smelt_session *session, size_t number, smelt_tensor *state, smelt_er
     const Table *table = &session->model->table;
     const RegisterRecord *record = &table->registers[place];
     *state = (smelt_tensor){.dtype = (smelt_dtype)record->dtype, .rank = (int)record->rank,
-                            .sizes = session->registers[place].sizes, .data = session->registers[place].data};
+                            .sizes = session->run.registers[place].sizes, .data = session->run.registers[place].data};
     if (record->stride_count) { /* references are words, one after the other */
         state->strides = &table->references[record->strides].number;
     }
@@ -67,14 +66,14 @@ look_at(smelt_session *session, const Piece *piece, char **data, smelt_error *er
     if (!session->model->on_cuda) {
         return SMELT_OK;
     }
-    if (!smelt_block_fits(&session->allocator, &session->fetched, piece->own->bytes)) {
+    if (!smelt_block_fits(&session->allocator, &session->run.fetched, piece->own->bytes)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
     }
-    *data = session->fetched.memory;
+    *data = session->run.fetched.memory;
     CudaContext before;
     smelt_status status = smelt_enter(session, &before, error);
     if (!status) {
-        status = smelt_fetch(session, *data, piece->own->data, piece->own->bytes, error);
+        status = run_fetch(&session->run, *data, piece->own->data, piece->own->bytes, error);
         smelt_leave(session, before);
     }
     return status;
@@ -107,8 +106,8 @@ write_piece(smelt_session *session, const Piece *piece, const void *from, smelt_
     }
     status = smelt_enter(session, &before, error);
     if (!status) {
-        status = smelt_put(session, piece->own->data, data, piece->own->bytes, error);
-        status = status ? status : smelt_settle(session, error);
+        status = run_copy(&session->run, TO_REGISTERS, piece->own->data, data, piece->own->bytes, error);
+        status = status ? status : run_settle(&session->run, error);
         smelt_leave(session, before);
     }
     return status;
@@ -124,9 +123,9 @@ copy_all(smelt_session *session, void *to, const void *from, smelt_error *error)
     if (status) {
         return status;
     }
-    status = to ? smelt_fetch(session, to, session->state_data, bytes, error)
-                : smelt_put(session, session->state_data, from, bytes, error);
-    status = status ? status : smelt_settle(session, error);
+    status = to ? run_fetch(&session->run, to, session->run.state_data, bytes, error)
+                : run_copy(&session->run, TO_REGISTERS, session->run.state_data, from, bytes, error);
+    status = status ? status : run_settle(&session->run, error);
     smelt_leave(session, before);
     return status;
 }
@@ -142,8 +141,8 @@ copy_state(smelt_session *session, size_t number, void *to, const void *from, si
     const int64_t place = session->model->states.registers[number];
     const Table *table = &session->model->table;
     const RegisterRecord *record = &table->registers[place];
-    Register *own = &session->registers[place];
-    const int64_t item = smelt_item_size(record->dtype), expected = smelt_sized_bytes(own->sizes, record->rank, item);
+    Register *own = &session->run.registers[place];
+    const int64_t item = table_item_size(record->dtype), expected = smelt_sized_bytes(own->sizes, record->rank, item);
     int64_t plain[SMELT_MAX_RANK], strides[SMELT_MAX_RANK];
     if (expected < 0 || (uint64_t)expected != bytes || (bytes && to == NULL && from == NULL)) {
         status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "state %s has %lld bytes, not %zu",
@@ -204,12 +203,12 @@ smelt_session_save(smelt_session *session, const char *path, smelt_error *error)
         return status;
     }
     const File *file = &session->model->file;
-    const char *state = session->state_data;
+    const char *state = session->run.state_data;
     if (session->model->on_cuda) {
-        status = smelt_block_fits(&session->allocator, &session->fetched, file->state->bytes)
-                     ? copy_all(session, session->fetched.memory, NULL, error)
+        status = smelt_block_fits(&session->allocator, &session->run.fetched, file->state->bytes)
+                     ? copy_all(session, session->run.fetched.memory, NULL, error)
                      : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
-        state = file->state->bytes ? session->fetched.memory : session->nothing;
+        state = file->state->bytes ? session->run.fetched.memory : session->nothing;
     }
     status = status ? status : smelt_file_save(file, path, state, error);
     atomic_flag_clear(&session->busy);
@@ -246,12 +245,12 @@ load_state(smelt_session *session, const smelt_model *from, smelt_error *error)
         const ptrdiff_t source_number = smelt_model_find_state(from, model->states.infos[i].name);
         const RegisterRecord *source = &from->table.registers[from->states.registers[source_number]];
         const RegisterRecord *record = &model->table.registers[model->states.registers[i]];
-        Register *own = &session->registers[model->states.registers[i]];
+        Register *own = &session->run.registers[model->states.registers[i]];
         int64_t strides[SMELT_MAX_RANK], theirs[SMELT_MAX_RANK];
         if (own->bytes) {
             strides_of(&model->table, record, own->sizes, strides);
             strides_of(&from->table, source, own->sizes, theirs);
-            const Piece piece = {own, strides, theirs, record->rank, smelt_item_size(record->dtype)};
+            const Piece piece = {own, strides, theirs, record->rank, table_item_size(record->dtype)};
             const smelt_status status = write_piece(session, &piece, saved + source->data, error);
             if (status) {
                 return status;

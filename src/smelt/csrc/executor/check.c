@@ -4,15 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ITEM_SIZE(dtype, size) size,
-static const int8_t item_sizes[] = {TABLE_DTYPES(ITEM_SIZE)};
-
-int64_t
-smelt_item_size(int64_t dtype)
-{
-    return dtype >= 0 && dtype < (int64_t)sizeof item_sizes ? item_sizes[dtype] : 0;
-}
-
 /* One check of a whole table; each function returns a status. */
 typedef struct {
     const Table *table;
@@ -40,8 +31,9 @@ are_dims(const Table *table, int64_t first, int64_t rank)
     return true;
 }
 
-int64_t
-smelt_data_bytes(const Table *table, const RegisterRecord *record)
+/* Bytes from the first element of what has data to the last; -1: too many. */
+static int64_t
+data_bytes(const Table *table, const RegisterRecord *record)
 {
     int64_t count = 1, reach = 1;
     for (int64_t i = 0; i < record->rank; i++) {
@@ -58,7 +50,7 @@ smelt_data_bytes(const Table *table, const RegisterRecord *record)
     }
     const int64_t elements = record->stride_count ? reach : count;
     int64_t bytes;
-    return __builtin_mul_overflow(elements, smelt_item_size(record->dtype), &bytes) || bytes > MOST_BYTES ? -1 : bytes;
+    return __builtin_mul_overflow(elements, table_item_size(record->dtype), &bytes) || bytes > MOST_BYTES ? -1 : bytes;
 }
 
 /* Of CONSTANT and STATE: fixed sizes, and bytes inside their section. */
@@ -78,11 +70,11 @@ wrong_data(const Checker *checker, const RegisterRecord *record)
             return "strides";
         }
     }
-    if (record->bytes < 0 || record->bytes != smelt_data_bytes(table, record)) {
+    if (record->bytes < 0 || record->bytes != data_bytes(table, record)) {
         return "bytes: not as many as its sizes say";
     }
     if (record->data < 0 || record->data > limit || record->bytes > limit - record->data
-        || record->data % smelt_item_size(record->dtype)) {
+        || record->data % table_item_size(record->dtype)) {
         return "data: outside of its section";
     }
     return NULL;
@@ -95,7 +87,7 @@ wrong_register(const Checker *checker, const RegisterRecord *record)
     if (record->kind < INPUT_REGISTER || record->kind > LOCAL_REGISTER) {
         return "kind";
     }
-    if (smelt_item_size(record->dtype) == 0) {
+    if (table_item_size(record->dtype) == 0) {
         return "dtype";
     }
     if (!are_dims(table, record->dims, record->rank)) {
@@ -169,7 +161,7 @@ check_registers(const Checker *checker)
     for (int64_t i = 0; i < table->counts[OUTPUTS]; i++) {
         const OutputRecord *output = &table->outputs[i];
         const bool differs = output->dtype == -1;
-        if ((differs ? output->rank != 0 : smelt_item_size(output->dtype) == 0)
+        if ((differs ? output->rank != 0 : table_item_size(output->dtype) == 0)
             || !are_dims(table, output->dims, output->rank)) {
             return smelt_refuse(checker->error, "outputs", i, "dtype or dims");
         }

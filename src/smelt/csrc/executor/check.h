@@ -10,10 +10,4 @@ size_t smelt_table_scratch(const Table *table);
 smelt_status smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t kernels, int64_t *scratch,
                                smelt_error *error);
 
-/* Bytes of an element; 0: there is no such dtype. */
-int64_t smelt_item_size(int64_t dtype);
-
-/* Bytes from the first element of what has data to the last; -1: too many. */
-int64_t smelt_data_bytes(const Table *table, const RegisterRecord *record);
-
 #endif

@@ -1,9 +1,6 @@
 /* Evaluates postfix code on a small stack, every step checked for overflow of 64 bits. */
 #include "executor/expression.h"
 
-#include <math.h>
-#include <string.h>
-
 #define OP_ARITY(name, arity) arity,
 static const int8_t arities[] = {EXPRESSION_OPS(OP_ARITY)};
 
@@ -32,7 +29,7 @@ static double
 as_double(int64_t bits)
 {
     double number;
-    memcpy(&number, &bits, sizeof number);
+    __builtin_memcpy(&number, &bits, sizeof number);
     return number;
 }
 
@@ -40,7 +37,7 @@ static int64_t
 as_bits(double number)
 {
     int64_t bits;
-    memcpy(&bits, &number, sizeof bits);
+    __builtin_memcpy(&bits, &number, sizeof bits);
     return bits;
 }
 
@@ -83,17 +80,6 @@ integers(int64_t op, int64_t left, int64_t right, int64_t *result)
     }
 }
 
-/* With the sign of the divisor, as Python does. */
-static double
-float_remainder(double left, double right)
-{
-    const double remainder = fmod(left, right);
-    if (remainder == 0) {
-        return copysign(0.0, right);
-    }
-    return (remainder < 0) != (right < 0) ? remainder + right : remainder;
-}
-
 static bool
 floats(int64_t op, double left, double right, int64_t *result)
 {
@@ -110,32 +96,13 @@ floats(int64_t op, double left, double right, int64_t *result)
     case OP_FADD: *result = as_bits(left + right); return true;
     case OP_FSUB: *result = as_bits(left - right); return true;
     case OP_FMUL: *result = as_bits(left * right); return true;
-    case OP_FDIV:
-        if (right == 0) {
-            return false; /* an error in Python */
-        }
-        *result = as_bits(left / right);
-        return true;
-    case OP_FMOD:
-        if (right == 0) {
-            return false;
-        }
-        *result = as_bits(float_remainder(left, right));
-        return true;
+    case OP_FDIV: *result = as_bits(left / right); return right != 0; /* else an error in Python */
     case OP_FNEG: *result = as_bits(-left); return true;
-    case OP_FABS: *result = as_bits(fabs(left)); return true;
-    case OP_FPOW: *result = as_bits(pow(left, right)); return true;
-    case OP_FSQRT: *result = as_bits(sqrt(left)); return true;
-    case OP_FEXP: *result = as_bits(exp(left)); return true;
-    case OP_FLOG: *result = as_bits(log(left)); return true;
-    case OP_FSIN: *result = as_bits(sin(left)); return true;
-    case OP_FCOS: *result = as_bits(cos(left)); return true;
-    case OP_FTANH: *result = as_bits(tanh(left)); return true;
-    case OP_FFLOOR: *result = as_bits(floor(left)); return true;
-    case OP_FCEIL: *result = as_bits(ceil(left)); return true;
+    case OP_FABS: *result = as_bits(__builtin_fabs(left)); return true;
     case OP_FMIN: *result = as_bits(left <= right ? left : right); return true;
     case OP_FMAX: *result = as_bits(left >= right ? left : right); return true;
-    default: return false;
+    case OP_FMOD: *result = as_bits(smelt_math(op, left, right)); return right != 0;
+    default: *result = as_bits(smelt_math(op, left, right)); return true;
     }
 }
 

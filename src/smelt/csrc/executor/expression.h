@@ -5,17 +5,14 @@
 #ifndef SMELT_EXECUTOR_EXPRESSION_H
 #define SMELT_EXECUTOR_EXPRESSION_H
 
-#include "executor/records.h"
+#include "executor/run/math.h"
 
 #include <stdbool.h>
-
-#define OP_NUMBER(name, arity) OP_##name,
-enum { EXPRESSION_OPS(OP_NUMBER) OP_COUNT };
 
 /* Whether so many instructions leave one number on a stack that is deep enough; `symbols`: how many symbols they need. */
 bool smelt_expression_holds(const int64_t *code, int64_t count, int64_t *symbols);
 
 /* The value of code that holds, over these symbols. False: it does not fit 64 bits, or divides by zero. */
-bool smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value);
+__attribute__((noinline)) bool smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value);
 
 #endif

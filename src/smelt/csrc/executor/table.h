@@ -39,7 +39,21 @@ static inline bool
 table_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value)
 {
     const ExpressionRecord *record = &table->expressions[expression];
-    return smelt_evaluate(&table->instructions[record->code].op, record->code_count, symbols, value);
+    const InstructionRecord *first = &table->instructions[record->code];
+    if (record->code_count == 1) { /* most are a number or a symbol */
+        *value = first->op == OP_PUSH ? first->operand : symbols[first->operand];
+        return true;
+    }
+    return smelt_evaluate(&first->op, record->code_count, symbols, value);
+}
+
+/* Bytes of an element; 0: there is no such dtype. */
+static inline int64_t
+table_item_size(int64_t dtype)
+{
+#define ITEM_SIZE(dtype, size) size,
+    static const int8_t sizes[] = {TABLE_DTYPES(ITEM_SIZE)};
+    return dtype >= 0 && dtype < (int64_t)sizeof sizes ? sizes[dtype] : 0;
 }
 
 /* Reads a table at an address of whole words, with so many objects beside it: every reference in it is to something that

@@ -25,10 +25,11 @@ def require(holds: object, where: str, what: str) -> None:
         raise ArtifactError(f"{where}: {what}")
 
 
-def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> None:
-    """`weights`, `state`: bytes of those sections; `kernels`: how many the code has."""
+def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> int:
+    """`weights`, `state`: bytes of those sections; `kernels`: how many the code has. Returns how many bytes the arrays
+    of a run take."""
     try:
-        _native.check_table(table, weights, state, kernels)
+        return _native.check_table(table, weights, state, kernels)
     except ValueError as error:
         raise ArtifactError(str(error)) from error
 

@@ -1,12 +1,12 @@
 /* Blocks of memory, and elements in them. */
-#ifndef SMELT_DEPLOY_BLOCKS_H
-#define SMELT_DEPLOY_BLOCKS_H
+#ifndef SMELT_EXECUTOR_RUN_BLOCKS_H
+#define SMELT_EXECUTOR_RUN_BLOCKS_H
 
 #include "smelt.h"
 
 #include <stdbool.h>
 
-/* Memory of the session's allocator. */
+/* Memory of an allocator. */
 typedef struct {
     void *memory;
     size_t size;
@@ -15,6 +15,13 @@ typedef struct {
 /* Room for `size` bytes; what was in it is lost. False: there is none. */
 bool smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size);
 void smelt_block_drop(const smelt_allocator *allocator, Block *block);
+
+/* Zeroed, at a multiple of 64; NULL: there is none. */
+void *smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size);
+void smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size);
+
+/* memmove, which a static model must not need. */
+void smelt_copy_bytes(void *to, const void *from, int64_t bytes);
 
 /* Elements from one strided layout to another. */
 void smelt_copy_strided(char *to, const int64_t *to_strides, const char *from, const int64_t *from_strides,

@@ -1,9 +1,80 @@
 /* Blocks of memory, and elements in them. */
-#include "deploy/blocks.h"
+#include "executor/run/blocks.h"
+
+#include "executor/records.h"
+
+#ifdef SMELT_STATIC_MODEL
+
+typedef uint64_t __attribute__((aligned(1), may_alias)) Word;
+
+void
+smelt_copy_bytes(void *to, const void *from, int64_t bytes)
+{
+    char *target = to;
+    const char *source = from;
+    if ((uintptr_t)target - (uintptr_t)source < (uintptr_t)bytes) { /* from the last to the first */
+        while (bytes-- > 0) {
+            target[bytes] = source[bytes];
+        }
+        return;
+    }
+    int64_t i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        *(Word *)(target + i) = *(const Word *)(source + i);
+    }
+    for (; i < bytes; i++) {
+        target[i] = source[i];
+    }
+}
+
+static void
+set_zero(void *memory, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 8) { /* memory is given in whole words */
+        *(Word *)((char *)memory + i) = 0;
+    }
+}
+
+#else
 
 #include <string.h>
 
-#include "executor/records.h"
+void
+smelt_copy_bytes(void *to, const void *from, int64_t bytes)
+{
+    memmove(to, from, (size_t)bytes);
+}
+
+static void
+set_zero(void *memory, size_t bytes)
+{
+    memset(memory, 0, bytes);
+}
+
+#endif
+
+void *
+smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        return NULL;
+    }
+    bytes = bytes ? bytes : 1;
+    void *memory = allocator->allocate(allocator->context, bytes, FILE_ALIGN);
+    if (memory) {
+        set_zero(memory, bytes);
+    }
+    return memory;
+}
+
+void
+smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size)
+{
+    if (memory) {
+        allocator->release(allocator->context, memory, count && size ? count * size : 1);
+    }
+}
 
 bool
 smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size)
@@ -11,7 +82,7 @@ smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size)
     if ((uint64_t)size <= block->size) {
         return true;
     }
-    if (size > MOST_BYTES) {
+    if (size > MOST_BYTES || (uint64_t)size > SIZE_MAX / 2) {
         return false;
     }
     /* What grows once may grow again, as in loops that append. */
@@ -73,7 +144,7 @@ smelt_copy_strided(char *to, const int64_t *to_strides, const char *from, const 
         run *= sizes[--inner];
     }
     if (inner == 0) {
-        memcpy(to, from, (size_t)(run * item));
+        smelt_copy_bytes(to, from, run * item);
         return;
     }
     for (int64_t i = 0; i < sizes[0]; i++) {

@@ -1,0 +1,10 @@
+/* Runs a table, once the inputs of a call are in their registers. */
+#ifndef SMELT_EXECUTOR_RUN_RUN_H
+#define SMELT_EXECUTOR_RUN_RUN_H
+
+#include "executor/run/parts.h"
+
+/* Through the states from the entry to the end. */
+smelt_status smelt_run_states(Run *run, smelt_error *error);
+
+#endif
