@@ -6,14 +6,12 @@
 #include "executor/table.h"
 #include "executor/cuda_driver.h"
 
-/* A GPU that a model runs on: its context, which is the process's own for that GPU, and the model's code and weights. */
+/* A GPU that a model runs on: the model's code there, in the process's own context for that GPU, and its weights. */
 typedef struct {
     CudaDriver driver;
     int device, capability; /* 90 for 9.0 */
     char name[64];
-    CudaContext context;
-    CudaModuleHandle module;
-    CudaFunction *functions; /* of each grid of the table */
+    CudaModule module;
     CudaAddress weights;
 } Cuda;
 
@@ -26,10 +24,6 @@ smelt_status smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, co
 
 /* Lets go of all that was opened and loaded; of nothing too. */
 void smelt_cuda_close(Cuda *cuda);
-
-/* The context of the GPU becomes this thread's; back to what it was by smelt_cuda_leave. */
-smelt_status smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error);
-void smelt_cuda_leave(const Cuda *cuda, CudaContext before);
 
 /* SMELT_OK, or what the driver says of `doing`. */
 smelt_status smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_error *error);

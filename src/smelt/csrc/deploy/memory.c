@@ -4,56 +4,48 @@
 
 #include <string.h>
 
-static inline CudaAddress
-address_of(const void *memory)
+enum { TO_GPU, WITHIN_GPU, FROM_GPU };
+
+/* Between the host and where registers are, or within there. */
+static smelt_status
+copy(smelt_session *session, int way, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    return (CudaAddress)(uintptr_t)memory;
+    static const char *const failures[] = {[TO_GPU] = "memory cannot be copied to the GPU",
+                                           [WITHIN_GPU] = "memory of the GPU cannot be copied",
+                                           [FROM_GPU] = "memory of the GPU cannot be read"};
+    const smelt_model *model = session->model;
+    const CudaDriver *driver = &model->cuda.driver;
+    const CudaAddress target = (CudaAddress)(uintptr_t)to, source = (CudaAddress)(uintptr_t)from;
+    const size_t size = (size_t)bytes;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, size);
+        return SMELT_OK;
+    }
+    const CudaResult result = way == TO_GPU     ? driver->to_device(target, from, size, session->stream)
+                              : way == FROM_GPU ? driver->to_host(to, source, size, session->stream)
+                                                : driver->within_device(target, source, size, session->stream);
+    return smelt_cuda_status(&model->cuda, result, failures[way], error);
 }
 
 smelt_status
 smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.to_device(address_of(to), from, (size_t)bytes, session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory cannot be copied to the GPU", error);
+    return copy(session, TO_GPU, to, from, bytes, error);
 }
 
 smelt_status
 smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.within_device(address_of(to), address_of(from), (size_t)bytes,
-                                                               session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be copied", error);
+    return copy(session, WITHIN_GPU, to, from, bytes, error);
 }
 
 smelt_status
 smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    const smelt_model *model = session->model;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, (size_t)bytes);
-        return SMELT_OK;
-    }
-    const CudaResult result = model->cuda.driver.to_host(to, address_of(from), (size_t)bytes, session->stream);
-    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be read", error);
+    return copy(session, FROM_GPU, to, from, bytes, error);
 }
 
 smelt_status
@@ -81,15 +73,19 @@ smelt_is_there(const smelt_session *session, const void *address)
 smelt_status
 smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error)
 {
+    const Cuda *cuda = &session->model->cuda;
     *before = NULL;
-    return session->model->on_cuda ? smelt_cuda_enter(&session->model->cuda, before, error) : SMELT_OK;
+    return session->model->on_cuda
+               ? smelt_cuda_status(cuda, cuda_enter(&cuda->driver, cuda->module.context, before), "the GPU cannot be used",
+                                   error)
+               : SMELT_OK;
 }
 
 void
 smelt_leave(const smelt_session *session, CudaContext before)
 {
     if (session->model->on_cuda) {
-        smelt_cuda_leave(&session->model->cuda, before);
+        cuda_leave(&session->model->cuda.driver, session->model->cuda.module.context, before);
     }
 }
 
@@ -127,13 +123,12 @@ smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const P
     const int64_t *sizes = set_parameters(session, variant, plan, launch);
     for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
         const GridRecord *grid = &table->grids[i];
-        const int64_t blocks = grid->slot < 0 ? grid->blocks : sizes[grid->slot];
         const char *name = table_string(table, kernel->name);
-        const CudaResult result =
-            smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], blocks, (unsigned)grid->threads,
-                             (unsigned)grid->shared_bytes, session->stream, session->parameters);
+        const CudaResult result = smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], grid, sizes,
+                                                         session->stream, session->parameters);
         if (result == CUDA_TOO_MANY_BLOCKS) {
-            return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name, (long long)blocks);
+            return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name,
+                              (long long)cuda_size(grid->blocks, grid->slot, sizes));
         }
         if (result) {
             return smelt_cuda_status(&model->cuda, result, name, error);
