@@ -128,6 +128,19 @@ smelt_cuda_close(Cuda *cuda)
 
 /* --- at work --------------------------------------------------------------------------------------------------- */
 
+smelt_status
+smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error)
+{
+    const CudaResult result = cuda_enter(&cuda->driver, cuda->module.context, before);
+    return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
+}
+
+void
+smelt_cuda_leave(const Cuda *cuda, CudaContext before)
+{
+    cuda_leave(&cuda->driver, cuda->module.context, before);
+}
+
 bool
 smelt_cuda_is_device(const Cuda *cuda, const void *address)
 {

@@ -25,6 +25,10 @@ smelt_status smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, co
 /* Lets go of all that was opened and loaded; of nothing too. */
 void smelt_cuda_close(Cuda *cuda);
 
+/* The context of the GPU becomes this thread's; back to what it was by smelt_cuda_leave. */
+smelt_status smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error);
+void smelt_cuda_leave(const Cuda *cuda, CudaContext before);
+
 /* SMELT_OK, or what the driver says of `doing`. */
 smelt_status smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_error *error);
 

@@ -4,48 +4,56 @@
 
 #include <string.h>
 
-enum { TO_GPU, WITHIN_GPU, FROM_GPU };
-
-/* Between the host and where registers are, or within there. */
-static smelt_status
-copy(smelt_session *session, int way, void *to, const void *from, int64_t bytes, smelt_error *error)
+static inline CudaAddress
+address_of(const void *memory)
 {
-    static const char *const failures[] = {[TO_GPU] = "memory cannot be copied to the GPU",
-                                           [WITHIN_GPU] = "memory of the GPU cannot be copied",
-                                           [FROM_GPU] = "memory of the GPU cannot be read"};
-    const smelt_model *model = session->model;
-    const CudaDriver *driver = &model->cuda.driver;
-    const CudaAddress target = (CudaAddress)(uintptr_t)to, source = (CudaAddress)(uintptr_t)from;
-    const size_t size = (size_t)bytes;
-    if (bytes == 0) {
-        return SMELT_OK;
-    }
-    if (!model->on_cuda) {
-        memmove(to, from, size);
-        return SMELT_OK;
-    }
-    const CudaResult result = way == TO_GPU     ? driver->to_device(target, from, size, session->stream)
-                              : way == FROM_GPU ? driver->to_host(to, source, size, session->stream)
-                                                : driver->within_device(target, source, size, session->stream);
-    return smelt_cuda_status(&model->cuda, result, failures[way], error);
+    return (CudaAddress)(uintptr_t)memory;
 }
 
 smelt_status
 smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    return copy(session, TO_GPU, to, from, bytes, error);
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.to_device(address_of(to), from, (size_t)bytes, session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory cannot be copied to the GPU", error);
 }
 
 smelt_status
 smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    return copy(session, WITHIN_GPU, to, from, bytes, error);
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.within_device(address_of(to), address_of(from), (size_t)bytes,
+                                                               session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be copied", error);
 }
 
 smelt_status
 smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    return copy(session, FROM_GPU, to, from, bytes, error);
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.to_host(to, address_of(from), (size_t)bytes, session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be read", error);
 }
 
 smelt_status
@@ -73,19 +81,15 @@ smelt_is_there(const smelt_session *session, const void *address)
 smelt_status
 smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error)
 {
-    const Cuda *cuda = &session->model->cuda;
     *before = NULL;
-    return session->model->on_cuda
-               ? smelt_cuda_status(cuda, cuda_enter(&cuda->driver, cuda->module.context, before), "the GPU cannot be used",
-                                   error)
-               : SMELT_OK;
+    return session->model->on_cuda ? smelt_cuda_enter(&session->model->cuda, before, error) : SMELT_OK;
 }
 
 void
 smelt_leave(const smelt_session *session, CudaContext before)
 {
     if (session->model->on_cuda) {
-        cuda_leave(&session->model->cuda.driver, session->model->cuda.module.context, before);
+        smelt_cuda_leave(&session->model->cuda, before);
     }
 }
 
