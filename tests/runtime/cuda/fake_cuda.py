@@ -8,12 +8,16 @@
 import ctypes
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from smelt import _native
+from smelt.ir.kernel_code import GridPhase
 from smelt.runtime.cuda import driver
+from smelt.runtime.cuda.image import CudaCode
+from smelt.runtime.cuda.launcher import LaunchSupport
 from smelt.torch_abi import cuda_shims
 from tests.compiled_c import build
 
@@ -80,9 +84,14 @@ class FakeCuda:
         return {name: ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0 for name in wanted}
 
 
+def build_driver(folder: Path, name: str) -> str:
+    """The path of the driver as a shared object of this name."""
+    return build("tests/runtime/cuda/fake_cuda.c", folder, "gpu/host_grid.c", name=name)
+
+
 @pytest.fixture(scope="session")
 def built_cuda(tmp_path_factory: pytest.TempPathFactory) -> FakeCuda:
-    return FakeCuda(build("tests/runtime/cuda/fake_cuda.c", tmp_path_factory.mktemp("fake_cuda")))
+    return FakeCuda(build_driver(tmp_path_factory.mktemp("fake_cuda"), "fake_cuda.so"))
 
 
 @pytest.fixture
@@ -124,3 +133,21 @@ class Buffer:
 
     def get_device(self) -> int:
         return self.device
+
+
+class Grid(NamedTuple):
+    """A phase of a kernel. `blocks` is a number, or (slot,) for one of the sizes that a launch is given."""
+
+    symbol: str
+    blocks: int | tuple[int]
+    threads: int
+    shared_bytes: int = 0
+
+
+def cuda_launcher(
+    code: CudaCode, grids: Sequence[Grid], buffers: int, workspace: int | tuple[int] = 0, **options: Any
+) -> _native.GridLauncher:
+    """A launcher of `grids`, one after the other. `buffers` counts the array of sizes, if there is one."""
+    phases = tuple((0, grid.blocks, grid.threads, grid.shared_bytes, True) for grid in grids)
+    functions = tuple(GridPhase(grid.symbol, 0, grid.threads, grid.shared_bytes, True) for grid in grids)
+    return _native.GridLauncher(phases, buffers, workspace, support=LaunchSupport(code, functions), **options)

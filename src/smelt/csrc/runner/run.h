@@ -59,6 +59,8 @@ typedef struct {
     bool native;     /* whether handles may be used */
     int64_t step;    /* the one at work, -1: none yet */
     int64_t held;    /* the value, plus one, that was found true since the last kernel; 0: none */
+    PyObject *clock; /* of a device, in a call that is timed; NULL: the host's will do */
+    int64_t *taken, since; /* by the host's clock: nanoseconds of each step that was timed, and when the last ended */
 } Run;
 
 static inline void
@@ -69,23 +71,22 @@ release_gil(Run *run)
     }
 }
 
-static inline void
-acquire_gil(Run *run)
-{
-    if (run->thread) {
-        PyEval_RestoreThread(run->thread);
-        run->thread = NULL;
-        run->program->acquisitions++;
-    }
-}
-
-/* After the last step. */
+/* After the last step: it is not counted. */
 static inline void
 come_back(Run *run)
 {
     if (run->thread) {
         PyEval_RestoreThread(run->thread);
         run->thread = NULL;
+    }
+}
+
+static inline void
+acquire_gil(Run *run)
+{
+    if (run->thread) {
+        come_back(run);
+        run->program->acquisitions++;
     }
 }
 
@@ -111,9 +112,6 @@ int device_of(Run *run, Value *value, int32_t *device);
 /* What the one bool of a tensor says, wherever the tensor is: 1, 0, or -1 with an exception. */
 int is_true(Run *run, Value *value);
 
-/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
-int tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides);
-
 /* A new handle on a view. Not 0: an error without words. */
 int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *view);
 
@@ -126,7 +124,8 @@ PyObject *object_made(Run *run, const ItemRecord *item, bool leaves);
 /* How many threads kernels are to use, asked once a call. 0, or -1 with an exception. */
 int ask_threads(Run *run);
 
-/* 0, or -1 with an exception and the GIL. */
-int run_step(Run *run, const StepRecord *step);
+/* All steps of the program, with a call of `after` after each, if it is not NULL. 0, or -1 with an exception and the
+   GIL. */
+int run_steps(Run *run, int (*after)(void *run));
 
 #endif

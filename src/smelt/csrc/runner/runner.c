@@ -11,22 +11,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_TENSORS = 32 };
+enum { USUAL_BYTES = 4096 }; /* of what a call has on its stack: more is allocated */
 
-/* --- all steps ------------------------------------------------------------------------------------ */
-
-static int
-run_steps(Run *run)
-{
-    const int64_t count = run->table->counts[STEPS];
-    for (int64_t i = 0; i < count; i++) {
-        run->step = i;
-        if (run_step(run, &run->table->steps[i]) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
+/* --- steps that are timed ------------------------------------------------------------------------- */
 
 static int64_t
 nanoseconds(void)
@@ -40,9 +27,7 @@ nanoseconds(void)
 static int
 ask_clock(PyObject *clock, int64_t *taken, int64_t count)
 {
-    PyObject *times = tuple_of(taken, count);
-    PyObject *durations = times ? PyObject_CallMethod(clock, "end", "(O)", times) : NULL;
-    Py_XDECREF(times);
+    PyObject *durations = PyObject_CallMethod(clock, "end", "(N)", tuple_of(taken, count));
     int status = durations ? 0 : -1;
     if (status == 0 && (!PyTuple_Check(durations) || PyTuple_GET_SIZE(durations) != count)) {
         PyErr_SetString(PyExc_TypeError, "end() of a clock returns a time for each step");
@@ -56,44 +41,49 @@ ask_clock(PyObject *clock, int64_t *taken, int64_t count)
     return status;
 }
 
-/* The same, with a look at the clock after each step. Threads add to what the program has taken so far in turn: each
-   notes its own times first. A device may have a clock of its own, as it is at work when a step has returned. */
+/* A look at the clock after a step. A device may have a clock of its own, as it is at work when a step has returned. */
+static int
+note_time(void *of)
+{
+    Run *run = of;
+    if (run->clock) {
+        acquire_gil(run);
+        PyObject *result = PyObject_CallMethod(run->clock, "after", NULL);
+        if (result == NULL) {
+            return -1;
+        }
+        Py_DECREF(result);
+    }
+    const int64_t now = nanoseconds();
+    run->taken[run->step] = now - run->since;
+    run->since = now;
+    return 0;
+}
+
+/* Threads add to what the program has taken so far in turn: each notes its own times first. */
 static int
 run_steps_timed(Run *run, Runner *program)
 {
     const int64_t count = run->table->counts[STEPS];
-    int64_t *taken = malloc((size_t)count * sizeof *taken + 1);
+    int64_t *taken = run->taken = malloc((size_t)count * sizeof *taken + 1);
     if (taken == NULL) {
-        return run_steps(run);
+        return run_steps(run, NULL);
     }
-    PyObject *clock = NULL;
     int status = 0;
     if (program->clock) {
         acquire_gil(run);
         PyObject *make = Py_XNewRef(program->clock); /* another thread may just have ceased to ask */
-        clock = make ? PyObject_CallNoArgs(make) : NULL;
-        status = make && clock == NULL ? -1 : 0;
+        run->clock = make ? PyObject_CallNoArgs(make) : NULL;
+        status = make && run->clock == NULL ? -1 : 0;
         Py_XDECREF(make);
     }
-    int64_t before = nanoseconds();
-    for (int64_t i = 0; status == 0 && i < count; i++) {
-        run->step = i;
-        status = run_step(run, &run->table->steps[i]);
-        if (status == 0 && clock) {
-            acquire_gil(run);
-            PyObject *result = PyObject_CallMethod(clock, "after", NULL);
-            Py_XDECREF(result);
-            status = result ? 0 : -1;
-        }
-        int64_t after = nanoseconds();
-        taken[i] = after - before;
-        before = after;
-    }
+    run->since = nanoseconds();
+    status = status < 0 ? -1 : run_steps(run, note_time);
     come_back(run);
-    if (status == 0 && clock) {
-        status = ask_clock(clock, taken, count);
+    if (status == 0 && run->clock) {
+        status = ask_clock(run->clock, taken, count);
     }
-    Py_XDECREF(clock);
+    Py_XDECREF(run->clock);
     if (status == 0 && program->taken) {
         program->timed_calls++;
         for (int64_t i = 0; i < count; i++) {
@@ -258,7 +248,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
     status = status < 0 ? -1 : leave_python(run);
-    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run);
+    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run, NULL);
     come_back(run);
     if (status < 0 && run->step >= 0) {
         note_step(run->step);
@@ -293,40 +283,23 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
         PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)counts->inputs, how);
         return NULL;
     }
-    const int64_t values = self->table.counts[TENSORS];
-    Value usual[USUAL_VALUES];
-    void *usual_pointers[USUAL_BUFFERS];
-    uint64_t usual_words[3 * USUAL_TENSORS], *words = usual_words;
-    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .values = usual,
-               .pointers = usual_pointers, .step = -1};
-    if (values > USUAL_VALUES) {
-        run.values = PyMem_New(Value, values);
+    const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
+    const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
+    const size_t bytes = values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+    _Alignas(Value) char usual[USUAL_BYTES];
+    char *room = bytes <= sizeof usual ? usual : PyMem_Malloc(bytes);
+    if (room == NULL) {
+        return PyErr_NoMemory();
     }
-    if (self->most_buffers > USUAL_BUFFERS) {
-        run.pointers = PyMem_New(void *, self->most_buffers);
-    }
-    if (self->most_tensors > USUAL_TENSORS) {
-        words = PyMem_New(uint64_t, 3 * (size_t)self->most_tensors);
-    }
-    PyObject *result = NULL;
-    if (run.values && run.pointers && words) {
-        run.handles = (Handle *)words;
-        run.temporary = run.handles + self->most_tensors;
-        run.stack = words + 2 * (size_t)self->most_tensors;
-        memset(run.values, 0, (size_t)values * sizeof(Value));
-        result = run_program(self, &run, args, list);
-    }
-    else {
-        PyErr_NoMemory();
-    }
-    if (run.values != usual) {
-        PyMem_Free(run.values);
-    }
-    if (run.pointers != usual_pointers) {
-        PyMem_Free(run.pointers);
-    }
-    if (words != usual_words) {
-        PyMem_Free(words);
+    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .step = -1};
+    run.values = memset(room, 0, values);
+    run.pointers = (void **)(room + values);
+    run.handles = (Handle *)(room + values + pointers);
+    run.temporary = run.handles + self->most_tensors;
+    run.stack = (uint64_t *)(run.temporary + self->most_tensors);
+    PyObject *result = run_program(self, &run, args, list);
+    if (room != usual) {
+        PyMem_Free(room);
     }
     return result;
 }

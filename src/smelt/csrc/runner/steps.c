@@ -1,6 +1,7 @@
 /* The steps of a program: allocations, kernels, native or Python library calls, dropping values. */
 #include "runner/run.h"
 
+#include "executor/steps.h"
 #include "runner/small_matmul.h"
 
 enum { USUAL_ARGUMENTS = 16 };
@@ -54,29 +55,25 @@ value_at(Run *run, int64_t reference)
 /* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
 
 static int
-allocate(Run *run, int64_t place)
+allocate(void *of, int64_t place)
 {
+    Run *run = of;
     Value *value = &run->values[place];
     const TensorRecord *layout = &run->table->tensors[place];
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
     const DeviceRecord *device = &run->table->devices[layout->device];
-    const int64_t *sizes_given = run->numbers + layout->numbers, *strides_given = sizes_given + layout->rank;
+    const int64_t *sizes = run->numbers + layout->numbers, *strides = sizes + layout->rank;
     Handle handle;
     if (run->native && dtype->code >= 0 && device->kind >= 0
-        && library.empty_strided(layout->rank, sizes_given, strides_given, (int32_t)dtype->code, (int32_t)device->kind,
+        && library.empty_strided(layout->rank, sizes, strides, (int32_t)dtype->code, (int32_t)device->kind,
                                  (int32_t)device->number, &handle) == 0) {
         *value = (Value){.handle = handle, .owns_handle = true};
         return 0;
     }
     acquire_gil(run);
-    PyObject *sizes, *strides;
-    if (tuples_of(run, shape_of_value(layout), &sizes, &strides) < 0) {
-        return -1;
-    }
-    PyObject *arguments[] = {sizes, strides, object_at(run, dtype->object), object_at(run, device->object)};
-    PyObject *object = PyObject_Vectorcall(run->program->allocate, arguments, 4, NULL);
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
+    PyObject *object = PyObject_CallFunction(run->program->allocate, "NNOO", tuple_of(sizes, layout->rank),
+                                             tuple_of(strides, layout->rank), object_at(run, dtype->object),
+                                             object_at(run, device->object));
     if (object == NULL) {
         return -1;
     }
@@ -84,7 +81,6 @@ allocate(Run *run, int64_t place)
     return 0;
 }
 
-/* How many threads kernels are to use, asked once a call. */
 int
 ask_threads(Run *run)
 {
@@ -96,16 +92,9 @@ ask_threads(Run *run)
     if (answer == NULL) {
         return -1;
     }
-    run->threads = PyLong_AsLongLong(answer);
+    run->threads = thread_count(answer);
     Py_DECREF(answer);
-    if (run->threads < 1) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", (long long)run->threads);
-        }
-        run->threads = 0;
-        return -1;
-    }
-    return 0;
+    return run->threads ? 0 : -1;
 }
 
 /* Calls kernel(threads, *tensors). */
@@ -113,28 +102,26 @@ static int
 launch_python(Run *run, const LaunchRecord *launch)
 {
     acquire_gil(run);
-    PyObject *arguments = PyTuple_New(launch->value_count + 1), *result = NULL;
-    PyObject *threads = arguments ? PyLong_FromLongLong(run->threads) : NULL;
-    bool is_made = threads != NULL;
-    if (is_made) {
-        PyTuple_SET_ITEM(arguments, 0, threads);
+    PyObject *kernel = object_at(run, run->table->kernels[launch->kernel].object);
+    PyObject *arguments = PyTuple_New(launch->value_count + 1);
+    bool is_made = arguments != NULL;
+    for (int64_t i = 0; is_made && i <= launch->value_count; i++) {
+        PyObject *argument = i == 0 ? PyLong_FromLongLong(run->threads)
+                                    : Py_XNewRef(object_of(run, value_at(run, launch->values + i - 1)));
+        is_made = argument != NULL;
+        PyTuple_SET_ITEM(arguments, i, argument);
     }
-    for (int64_t i = 0; is_made && i < launch->value_count; i++) {
-        PyObject *tensor = object_of(run, value_at(run, launch->values + i));
-        is_made = tensor != NULL;
-        PyTuple_SET_ITEM(arguments, i + 1, Py_XNewRef(tensor));
-    }
-    if (is_made) {
-        result = PyObject_CallObject(object_at(run, run->table->kernels[launch->kernel].object), arguments);
-    }
+    PyObject *result = is_made ? PyObject_CallObject(kernel, arguments) : NULL;
     Py_XDECREF(arguments);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
 static int
-launch(Run *run, const LaunchRecord *launch)
+launch(void *of, const LaunchRecord *launch)
 {
+    Run *run = of;
+    run->held = 0;
     if (ask_threads(run) < 0) {
         return -1;
     }
@@ -166,17 +153,11 @@ static int
 keep_result(Run *run, int64_t place, PyObject *result)
 {
     const TensorRecord *expected = &run->table->tensors[place];
-    PyObject *sizes, *strides, *fitted = NULL;
-    if (tuples_of(run, shape_of_value(expected), &sizes, &strides) == 0) {
-        PyObject *name = PyUnicode_FromString(table_string(run->table, expected->name));
-        PyObject *dtype = object_at(run, run->table->dtypes[expected->dtype].object);
-        PyObject *arguments[] = {result, sizes, strides, dtype, name};
-        fitted = name ? PyObject_Vectorcall(run->program->fit, arguments, 5, NULL) : NULL;
-        Py_XDECREF(name);
-        Py_DECREF(sizes);
-        Py_DECREF(strides);
-    }
-    Py_DECREF(result);
+    const int64_t *sizes = run->numbers + expected->numbers, *strides = sizes + expected->rank;
+    PyObject *fitted = PyObject_CallFunction(run->program->fit, "NNNOs", result, tuple_of(sizes, expected->rank),
+                                             tuple_of(strides, expected->rank),
+                                             object_at(run, run->table->dtypes[expected->dtype].object),
+                                             table_string(run->table, expected->name));
     if (fitted == NULL) {
         return -1;
     }
@@ -363,8 +344,9 @@ multiply(Run *run, const NativeRecord *record)
 }
 
 static int
-call(Run *run, const CallRecord *call)
+call(void *of, const CallRecord *call)
 {
+    Run *run = of;
     const NativeCall *native = run->native ? native_at(run->program, call) : NULL;
     if (call->unless >= 0) {
         return raise_unless(run, call);
@@ -384,8 +366,9 @@ call(Run *run, const CallRecord *call)
 }
 
 static int
-drop(Run *run, const DropRecord *drop)
+drop(void *of, const DropRecord *drop)
 {
+    Run *run = of;
     for (int64_t i = 0; i < drop->value_count; i++) {
         Value *value = value_at(run, drop->values + i);
         if (!value->is_shared) {
@@ -396,17 +379,8 @@ drop(Run *run, const DropRecord *drop)
 }
 
 int
-run_step(Run *run, const StepRecord *step)
+run_steps(Run *run, int (*after)(void *run))
 {
-    switch (step->kind) {
-    case ALLOCATE_STEP:
-        return allocate(run, step->place);
-    case LAUNCH_STEP:
-        run->held = 0;
-        return launch(run, &run->table->launches[step->place]);
-    case CALL_STEP:
-        return call(run, &run->table->calls[step->place]);
-    default:
-        return drop(run, &run->table->drops[step->place]);
-    }
+    const StepFunctions functions = {.allocate = allocate, .launch = launch, .call = call, .drop = drop, .after = after};
+    return smelt_run_steps(run->table, 0, run->table->counts[STEPS], &functions, run, &run->step);
 }

@@ -1,16 +1,6 @@
 /* Values of a running program: tensors as handles, as Python objects or both, and conversions between them. */
 #include "runner/run.h"
 
-static PyObject *data_ptr_name, *get_device_name; /* interned */
-
-int
-runner_init(void)
-{
-    data_ptr_name = PyUnicode_InternFromString("data_ptr");
-    get_device_name = PyUnicode_InternFromString("get_device");
-    return data_ptr_name && get_device_name ? 0 : -1;
-}
-
 /* --- values ----------------------------------------------------------------------------------- */
 
 void
@@ -19,7 +9,6 @@ set_object(Run *run, Value *value, PyObject *object, bool owned)
     *value = (Value){.object = object, .owns_object = owned, .handle = run->native ? library_handle(object) : NULL};
 }
 
-/* The GIL is acquired only if it must be. */
 void
 drop_value(Run *run, Value *value)
 {
@@ -34,7 +23,6 @@ drop_value(Run *run, Value *value)
     }
 }
 
-/* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
 PyObject *
 wrapped(Handle handle)
 {
@@ -67,20 +55,13 @@ object_of(Run *run, Value *value)
     return object;
 }
 
-/* Where a tensor's first element lies. 0, or -1 with an exception. */
 int
 data_of(Run *run, Value *value, void **data)
 {
     if (value->data == NULL && (value->handle == NULL || library.data_ptr(value->handle, &value->data))) {
         acquire_gil(run);
         PyObject *object = object_of(run, value);
-        PyObject *address = object ? PyObject_CallMethodNoArgs(object, data_ptr_name) : NULL;
-        if (address == NULL) {
-            return -1;
-        }
-        value->data = PyLong_AsVoidPtr(address);
-        Py_DECREF(address);
-        if (value->data == NULL && PyErr_Occurred()) {
+        if (object == NULL || tensor_data(object, &value->data) < 0) {
             return -1;
         }
     }
@@ -96,13 +77,7 @@ device_of(Run *run, Value *value, int32_t *device)
     }
     acquire_gil(run);
     PyObject *object = object_of(run, value);
-    PyObject *number = object ? PyObject_CallMethodNoArgs(object, get_device_name) : NULL;
-    if (number == NULL) {
-        return -1;
-    }
-    *device = (int32_t)PyLong_AsLong(number);
-    Py_DECREF(number);
-    return *device == -1 && PyErr_Occurred() ? -1 : 0;
+    return object ? tensor_device(object, device) : -1;
 }
 
 int
@@ -141,21 +116,6 @@ tuple_of(const int64_t *numbers, int64_t count)
     return tuple;
 }
 
-/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
-int
-tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
-{
-    const int64_t *numbers = run->numbers + shape.numbers;
-    *sizes = tuple_of(numbers, shape.rank);
-    *strides = *sizes ? tuple_of(numbers + shape.rank, shape.rank) : NULL;
-    if (*strides == NULL) {
-        Py_CLEAR(*sizes);
-        return -1;
-    }
-    return 0;
-}
-
-/* A new handle on a view. Not 0: an error without words. */
 int32_t
 view_handle(const Run *run, Handle handle, Shape shape, Handle *view)
 {
@@ -171,17 +131,11 @@ view_object(Run *run, Value *value, Shape shape, bool leaves)
     if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &viewed) == 0) {
         return wrapped(viewed);
     }
-    PyObject *whole = object_of(run, value), *sizes, *strides;
-    if (whole == NULL || tuples_of(run, shape, &sizes, &strides) < 0) {
-        return NULL;
-    }
-    PyObject *offset = PyLong_FromLongLong(run->numbers[shape.numbers + 2 * shape.rank]);
-    PyObject *arguments[] = {whole, sizes, strides, offset};
-    PyObject *view = offset ? PyObject_Vectorcall(run->program->view, arguments, 4, NULL) : NULL;
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
-    Py_XDECREF(offset);
-    return view;
+    PyObject *whole = object_of(run, value);
+    const int64_t *sizes = run->numbers + shape.numbers, *strides = sizes + shape.rank;
+    return whole ? PyObject_CallFunction(run->program->view, "ONNL", whole, tuple_of(sizes, shape.rank),
+                                         tuple_of(strides, shape.rank), (long long)strides[shape.rank])
+                 : NULL;
 }
 
 /* --- objects made of values ------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include "executor/run/run.h"
 
 #include "executor/run/outputs.h"
+#include "executor/steps.h"
 
 #ifdef SMELT_TEST_LAUNCH
 /* Tests run any table, whatever its code: they take the place of every kernel, and look at every copy. */
@@ -285,53 +286,53 @@ prepare(Run *run, const VariantRecord *variant, Plan *plan, smelt_error *error)
     return SMELT_OK;
 }
 
-static smelt_status
-launch(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, int64_t bytes,
-       smelt_error *error)
+/* A variant at work: at a step of the table. */
+typedef struct {
+    Run *run;
+    const VariantRecord *variant;
+    const Plan *plan;
+    smelt_error *error;
+    int64_t step;
+} VariantRun;
+
+static int
+launch(void *pointer, const LaunchRecord *launch)
 {
-    const Table *table = run->table;
+    const VariantRun *at = pointer;
+    const Table *table = at->run->table;
     for (int64_t i = 0; i < launch->value_count; i++) {
-        run->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
+        at->run->buffers[i] = at->plan->values[table->references[launch->values + i].number].pointer;
     }
 #ifdef SMELT_TEST_LAUNCH
-    (void)error;
-    SMELT_TEST_LAUNCH(table, launch, &table->values[variant->values], plan->values, run->workspace.memory, bytes);
+    SMELT_TEST_LAUNCH(table, launch, &table->values[at->variant->values], at->plan->values, at->run->workspace.memory,
+                      at->plan->step_bytes[at->step - at->variant->steps]);
     return SMELT_OK;
 #else
-    (void)bytes; /* prepare has made room for them */
-    return run->launch(run, variant, plan, launch, error);
+    return at->run->launch(at->run, at->variant, at->plan, launch, at->error); /* prepare has made room */
 #endif
 }
 
 /* Numbers are the host's, all else is where registers are. */
-static smelt_status
-copy(Run *run, const VariantRecord *variant, const Plan *plan, const CopyRecord *copy, int64_t bytes,
-     smelt_error *error)
+static int
+copy(void *pointer, const CopyRecord *copy)
 {
-    const PlannedValue *to = &plan->values[copy->to], *source = &plan->values[copy->source];
-    const bool is_number = run->table->values[variant->values + copy->source].kind == SIZES_VALUE;
+    const VariantRun *at = pointer;
+    const PlannedValue *to = &at->plan->values[copy->to], *source = &at->plan->values[copy->source];
+    const bool is_number = at->run->table->values[at->variant->values + copy->source].kind == SIZES_VALUE;
+    const int64_t bytes = at->plan->step_bytes[at->step - at->variant->steps];
 #ifdef SMELT_TEST_COPY
     SMELT_TEST_COPY(to, source, bytes);
 #endif
-    return is_number ? run_copy(run, TO_REGISTERS, to->pointer, source->pointer, bytes, error)
-                     : run_copy(run, WITHIN_REGISTERS, to->pointer, source->pointer, bytes, error);
+    return run_copy(at->run, is_number ? TO_REGISTERS : WITHIN_REGISTERS, to->pointer, source->pointer, bytes,
+                    at->error);
 }
 
 static smelt_status
 run_steps(Run *run, const VariantRecord *variant, const Plan *plan, smelt_error *error)
 {
-    const Table *table = run->table;
-    for (int64_t i = 0; i < variant->step_count; i++) {
-        const StepRecord *step = &table->steps[variant->steps + i];
-        const smelt_status status
-            = step->kind == COPY_STEP
-                  ? copy(run, variant, plan, &table->copies[step->place], plan->step_bytes[i], error)
-                  : launch(run, variant, plan, &table->launches[step->place], plan->step_bytes[i], error);
-        if (status) {
-            return status;
-        }
-    }
-    return SMELT_OK;
+    static const StepFunctions functions = {.launch = launch, .copy = copy};
+    VariantRun at = {.run = run, .variant = variant, .plan = plan, .error = error};
+    return (smelt_status)smelt_run_steps(run->table, variant->steps, variant->step_count, &functions, &at, &at.step);
 }
 
 static void
