@@ -33,15 +33,12 @@ active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return Py_NewRef(region ? region : Py_None);
 }
 
+/* Calls args[0](*args[1:]) with this region active on the thread; its frames are the program's, or smelt's own. */
 static PyObject *
-suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+call_within(Region *region, HookRoom (*begin)(void), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (count < 1) {
-        PyErr_SetString(PyExc_TypeError, "suspended() needs the function to call");
-        return NULL;
-    }
-    Region *outer = hook_activate(NULL);
-    HookRoom room = hook_begin_program();
+    Region *outer = hook_activate(region);
+    HookRoom room = begin();
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
     hook_end(room);
     hook_activate(outer);
@@ -49,18 +46,17 @@ suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, 
 }
 
 static PyObject *
+suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    return count < 1 ? PyErr_Format(PyExc_TypeError, "suspended() needs the function to call")
+                     : call_within(NULL, hook_begin_program, args, count, names);
+}
+
+static PyObject *
 aside(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (count < 1) {
-        PyErr_SetString(PyExc_TypeError, "aside() needs the function to call");
-        return NULL;
-    }
-    Region *outer = hook_activate(NULL);
-    HookRoom room = hook_begin_own();
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
-    hook_end(room);
-    hook_activate(outer);
-    return result;
+    return count < 1 ? PyErr_Format(PyExc_TypeError, "aside() needs the function to call")
+                     : call_within(NULL, hook_begin_own, args, count, names);
 }
 
 static PyObject *
@@ -73,15 +69,9 @@ static PyObject *
 resumed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (count < 2 || !PyObject_TypeCheck(args[0], &RegionType)) {
-        PyErr_SetString(PyExc_TypeError, "resumed() needs a Region and the function to call");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "resumed() needs a Region and the function to call");
     }
-    Region *outer = hook_activate((Region *)args[0]);
-    HookRoom room = hook_begin_program();
-    PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(count - 2), names);
-    hook_end(room);
-    hook_activate(outer);
-    return result;
+    return call_within((Region *)args[0], hook_begin_program, args + 1, count - 1, names);
 }
 
 static PyObject *
@@ -218,7 +208,7 @@ PyInit__native(void)
                              &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
                              &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &RecordingLockType};
-    if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
+    if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
         || deferred_signals_init() < 0 || openmp_init() < 0 || device_memory_init() < 0 || recorder_init() < 0) {
         return NULL;

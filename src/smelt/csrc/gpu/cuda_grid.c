@@ -6,6 +6,8 @@
    one). Errors are then raised by Python. */
 #include "gpu/cuda_grid.h"
 
+#include "runner/aoti_library.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -295,30 +297,22 @@ cuda_grid_free(GridLauncher *self)
 PyObject *
 set_cuda_library(PyObject *Py_UNUSED(module), PyObject *functions)
 {
-    static const char *const names[] = {"aoti_torch_get_current_cuda_stream",
-                                        "aoti_torch_cuda_caching_allocator_raw_alloc",
-                                        "aoti_torch_cuda_caching_allocator_raw_delete"};
-    void *addresses[Py_ARRAY_LENGTH(names)] = {NULL};
-    if (!PyDict_Check(functions)) {
-        return PyErr_Format(PyExc_TypeError, "set_cuda_library() needs a dict of addresses");
-    }
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
-        PyObject *address = PyDict_GetItemString(functions, names[i]);
-        addresses[i] = address ? PyLong_AsVoidPtr(address) : NULL;
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-    }
-    if (addresses[1] == NULL || addresses[2] == NULL) {
-        addresses[1] = addresses[2] = NULL; /* one is no use without the other */
-    }
+    static const LibraryFunction wanted[] = {
+        {"aoti_torch_get_current_cuda_stream", offsetof(TorchFunctions, current_stream), false},
+        {"aoti_torch_cuda_caching_allocator_raw_alloc", offsetof(TorchFunctions, allocate), false},
+        {"aoti_torch_cuda_caching_allocator_raw_delete", offsetof(TorchFunctions, free), false},
+    };
     TorchFunctions *table = calloc(1, sizeof *table);
     if (table == NULL) {
         return PyErr_NoMemory();
     }
-    memcpy(&table->current_stream, &addresses[0], sizeof addresses[0]);
-    memcpy(&table->allocate, &addresses[1], sizeof addresses[1]);
-    memcpy(&table->free, &addresses[2], sizeof addresses[2]);
+    if (library_read(functions, wanted, Py_ARRAY_LENGTH(wanted), table) < 0) {
+        free(table);
+        return NULL;
+    }
+    if (table->free == NULL) {
+        table->allocate = NULL; /* one is no use without the other */
+    }
     atomic_store_explicit(&torch_functions, table, memory_order_release);
     Py_RETURN_NONE;
 }

@@ -2,41 +2,14 @@
 #include "runner/aoti_library.h"
 
 #include <stddef.h>
-#include <string.h>
 
 Library library;
 static PyObject *addresses; /* of functions, by name */
 
 /* --- setting it all --------------------------------------------------------------------------- */
 
-static const struct {
-    const char *name;
-    size_t place;
-    bool is_needed; /* else it stays NULL where there is none */
-} functions[] = {
-    {"aoti_torch_get_data_ptr", offsetof(Library, data_ptr), true},
-    {"aoti_torch_empty_strided", offsetof(Library, empty_strided), true},
-    {"aoti_torch__reinterpret_tensor", offsetof(Library, view), true},
-    {"aoti_torch_delete_tensor_object", offsetof(Library, drop), true},
-    {"aoti_torch_new_tensor_handle", offsetof(Library, new_handle), true},
-    {"wrap", offsetof(Library, wrap), true},
-    {"torch_call_dispatcher", offsetof(Library, call_dispatcher), false},
-    {"aoti_torch_abi_version", offsetof(Library, version), false},
-    {"torch_new_list_reserve_size", offsetof(Library, new_list), false},
-    {"torch_list_push_back", offsetof(Library, push_back), false},
-    {"torch_list_size", offsetof(Library, list_size), false},
-    {"torch_list_get_item", offsetof(Library, list_get), false},
-    {"torch_delete_list", offsetof(Library, drop_list), false},
-    {"torch_new_string_handle", offsetof(Library, new_string), false},
-    {"torch_new_stable_ivalue", offsetof(Library, new_value), false},
-    {"_Znwm", offsetof(Library, operator_new), false},
-    {"aoti_torch_get_dim", offsetof(Library, rank), false},
-    {"aoti_torch_get_sizes", offsetof(Library, sizes), false},
-    {"aoti_torch_get_strides", offsetof(Library, strides), false},
-    {"aoti_torch_get_dtype", offsetof(Library, dtype), false},
-    {"aoti_torch_get_device_index", offsetof(Library, device_index), false},
-    {"aoti_torch_item_bool", offsetof(Library, item_bool), false},
-};
+#define LIBRARY_ROW(type, name, field, is_needed, parameters) {#name, offsetof(Library, field), is_needed},
+static const LibraryFunction functions[] = {LIBRARY_FUNCTIONS(LIBRARY_ROW)};
 
 /* The address under a name, NULL if there is none; -1 with an exception. */
 static int
@@ -58,6 +31,27 @@ void (*library_function(const char *name))(void)
     return function;
 }
 
+int
+library_read(PyObject *given, const LibraryFunction *wanted, size_t count, void *table)
+{
+    if (!PyDict_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "addresses of functions are in a dict, not in %R", Py_TYPE(given));
+        return -1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        void *address;
+        if (address_of(given, wanted[i].name, &address) < 0) {
+            return -1;
+        }
+        if (address == NULL && wanted[i].is_needed) {
+            PyErr_Format(PyExc_ValueError, "set_library: no address of %s", wanted[i].name);
+            return -1;
+        }
+        memcpy((char *)table + wanted[i].place, &address, sizeof address);
+    }
+    return 0;
+}
+
 PyObject *
 set_library(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -68,16 +62,8 @@ set_library(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Library opened = {.body = body, .storage = storage, .data = data, .bytes = bytes, .resizable = resizable};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
-        void *address;
-        if (address_of(function_addresses, functions[i].name, &address) < 0) {
-            return NULL;
-        }
-        if (address == NULL && functions[i].is_needed) {
-            PyErr_Format(PyExc_ValueError, "set_library: no address of %s", functions[i].name);
-            return NULL;
-        }
-        memcpy((char *)&opened + functions[i].place, &address, sizeof address);
+    if (library_read(function_addresses, functions, Py_ARRAY_LENGTH(functions), &opened) < 0) {
+        return NULL;
     }
     bool has_all = opened.call_dispatcher && opened.version && opened.new_list && opened.push_back && opened.list_size
                    && opened.list_get && opened.drop_list && opened.new_string && (opened.new_value || opened.operator_new)
@@ -104,16 +90,8 @@ library_storages(PyObject *Py_UNUSED(module), PyObject *tensors)
     Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors);
     PyObject *pointers = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(void *));
     for (Py_ssize_t i = 0; pointers && i < count; i++) {
-        PyObject *object = PySequence_Fast_GET_ITEM(tensors, i);
-        char *place = PyBytes_AS_STRING(pointers) + i * (Py_ssize_t)sizeof(void *);
-        memset(place, 0, sizeof(void *));
-        if (PyObject_TypeCheck(object, library.tensor)) {
-            char *body;
-            memcpy(&body, (char *)object + library.body, sizeof body);
-            if (body) {
-                memcpy(place, body + library.storage, sizeof(void *));
-            }
-        }
+        const char *storage = library_storage(PySequence_Fast_GET_ITEM(tensors, i));
+        memcpy(PyBytes_AS_STRING(pointers) + i * (Py_ssize_t)sizeof storage, &storage, sizeof storage);
     }
     return pointers;
 }

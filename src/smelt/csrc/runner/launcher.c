@@ -59,35 +59,24 @@ workspace_fits(Workspace *taken, size_t size)
     return taken->memory != NULL;
 }
 
-/* --- any launcher as a callable --------------------------------------------------------------- */
+/* --- tensors, and any launcher as a callable --------------------------------------------------------------- */
 
-/* 0, or -1 with an exception. */
-static int
-find_pointers(PyObject *const *tensors, Py_ssize_t count, void **pointers)
+int
+tensor_data(PyObject *tensor, void **data)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *address = PyObject_CallMethodNoArgs(tensors[i], data_ptr);
-        if (address == NULL) {
-            return -1;
-        }
-        pointers[i] = PyLong_AsVoidPtr(address);
-        Py_DECREF(address);
-        if (pointers[i] == NULL && PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    return 0;
+    PyObject *address = PyObject_CallMethodNoArgs(tensor, data_ptr);
+    *data = address ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    return *data == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The number of the GPU that a tensor is on; -1: on none. 0, or -1 with an exception. */
-static int
-find_device(PyObject *tensor, int32_t *device)
+int
+tensor_device(PyObject *tensor, int32_t *device)
 {
     PyObject *number = PyObject_CallMethodNoArgs(tensor, get_device);
-    long index = number ? PyLong_AsLong(number) : -1;
+    *device = number ? (int32_t)PyLong_AsLong(number) : -1;
     Py_XDECREF(number);
-    *device = (int32_t)index;
-    return index == -1 && PyErr_Occurred() ? -1 : 0;
+    return *device == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */
@@ -137,9 +126,12 @@ launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyO
         }
     }
     LaunchCall call = {.buffers = pointers, .threads = threads, .device = -1};
-    int status = find_pointers(args + 1, self->buffers, pointers);
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < self->buffers; i++) {
+        status = tensor_data(args[1 + i], &pointers[i]);
+    }
     if (status == 0 && self->device_from >= 0) {
-        status = find_device(args[1 + self->device_from], &call.device);
+        status = tensor_device(args[1 + self->device_from], &call.device);
     }
     if (status == 0) {
         status = launch(self, &call);

@@ -53,6 +53,11 @@ is_launcher(PyObject *object)
 /* 0, or -1 with an exception. */
 int launcher_init(void);
 
+/* Where the first element of a tensor is, and the number of the GPU that it is on, -1: on none, as its methods say. 0, or
+   -1 with an exception. */
+int tensor_data(PyObject *tensor, void **data);
+int tensor_device(PyObject *tensor, int32_t *device);
+
 /* What was kept, and what shall be: with the GIL. */
 Workspace workspace_acquire(Workspace *kept);
 void workspace_release(Workspace *kept, Workspace taken);

@@ -183,15 +183,9 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    self->table_bytes = Py_NewRef(parsed.table_bytes);
-    self->objects = Py_NewRef(parsed.objects);
-    self->threads = Py_NewRef(parsed.threads);
-    self->acquire = Py_NewRef(parsed.acquire);
-    self->release = Py_NewRef(parsed.release);
-    self->allocate = Py_NewRef(parsed.allocate);
-    self->view = Py_NewRef(parsed.view);
-    self->fit = Py_NewRef(parsed.fit);
-    self->watchers = Py_NewRef(parsed.watchers);
+#define KEEP(name) self->name = Py_NewRef(parsed.name);
+    KEEP(table_bytes)
+    RUNNER_OBJECTS(KEEP)
     self->vectorcall = runner_call;
     if (bind(self) < 0) {
         Py_DECREF(self);

@@ -3,7 +3,6 @@
 #include "runner/aoti_library.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     uintptr_t start, end;
@@ -17,22 +16,6 @@ by_start(const void *one, const void *other)
 {
     uintptr_t first = ((const Range *)one)->start, second = ((const Range *)other)->start;
     return (first > second) - (first < second);
-}
-
-/* The storage of a tensor; NULL for other objects and for tensors that have none. */
-static const char *
-storage_of(PyObject *object)
-{
-    const char *body, *storage;
-    if (!PyObject_TypeCheck(object, library.tensor)) {
-        return NULL;
-    }
-    memcpy(&body, (const char *)object + library.body, sizeof body);
-    if (body == NULL) {
-        return NULL;
-    }
-    memcpy(&storage, body + library.storage, sizeof storage);
-    return storage;
 }
 
 /* One walk from the lowest address up, knowing how far what came before reaches. */
@@ -79,7 +62,7 @@ collect(PyObject *tensors, PyObject *written, Range *ranges, Py_ssize_t *filled)
     }
     Py_ssize_t next = 0; /* never ahead of `i`: what is overwritten has been read */
     for (Py_ssize_t i = 0; i < count; i++) {
-        const char *storage = storage_of(PySequence_Fast_GET_ITEM(tensors, i));
+        const char *storage = library_storage(PySequence_Fast_GET_ITEM(tensors, i));
         uint64_t start = 0, bytes = 0;
         if (storage != NULL) {
             memcpy(&start, storage + library.data, sizeof start);

@@ -13,16 +13,18 @@
 #include "runner/native_call.h"
 #include "executor/table.h"
 
+/* What a Runner is given beside its table: a tuple of what the table refers to; how many threads to use; the arena; what
+   Python does where the C interface does not (see _native.pyi); and callables, of which one that yields something true
+   says that Python makes every call itself. */
+#define RUNNER_OBJECTS(F) F(objects) F(threads) F(acquire) F(release) F(allocate) F(view) F(fit) F(watchers)
+
+#define RUNNER_OBJECT(name) PyObject *name;
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *dict;
     PyObject *table_bytes; /* the bytes that the table lies in */
-    PyObject *objects;     /* a tuple: what the table refers to */
-    PyObject *allocate, *view, *fit; /* what Python does where the C interface does not: see _native.pyi */
-    PyObject *acquire, *release;     /* the arena */
-    PyObject *threads;
-    PyObject *watchers; /* callables: if one yields something true, Python makes every call itself */
+    RUNNER_OBJECTS(RUNNER_OBJECT)
     Table table;
     NativeCall *natives; /* of each of the table's: how it is called */
     int most_buffers; /* of a kernel */
@@ -38,9 +40,6 @@ typedef struct {
 } Runner;
 
 extern PyTypeObject RunnerType;
-
-/* 0, or -1 with an exception. */
-int runner_init(void);
 
 /* `count` numbers as a tuple. */
 PyObject *tuple_of(const int64_t *numbers, int64_t count);

@@ -59,6 +59,8 @@ typedef struct {
     bool native;     /* whether handles may be used */
     int64_t step;    /* the one at work, -1: none yet */
     int64_t held;    /* the value, plus one, that was found true since the last kernel; 0: none */
+    PyObject *clock; /* of a device, in a call that is timed; NULL: the host's will do */
+    int64_t *taken, since; /* by the host's clock: nanoseconds of each step that was timed, and when the last ended */
 } Run;
 
 static inline void
@@ -126,7 +128,8 @@ PyObject *object_made(Run *run, const ItemRecord *item, bool leaves);
 /* How many threads kernels are to use, asked once a call. 0, or -1 with an exception. */
 int ask_threads(Run *run);
 
-/* 0, or -1 with an exception and the GIL. */
-int run_step(Run *run, const StepRecord *step);
+/* All steps of the program, with a call of `after` after each, if it is not NULL. 0, or -1 with an exception and the
+   GIL. */
+int run_steps(Run *run, int (*after)(void *run));
 
 #endif

@@ -13,20 +13,7 @@
 
 enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_TENSORS = 32 };
 
-/* --- all steps ------------------------------------------------------------------------------------ */
-
-static int
-run_steps(Run *run)
-{
-    const int64_t count = run->table->counts[STEPS];
-    for (int64_t i = 0; i < count; i++) {
-        run->step = i;
-        if (run_step(run, &run->table->steps[i]) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
+/* --- steps that are timed ------------------------------------------------------------------------- */
 
 static int64_t
 nanoseconds(void)
@@ -56,44 +43,49 @@ ask_clock(PyObject *clock, int64_t *taken, int64_t count)
     return status;
 }
 
-/* The same, with a look at the clock after each step. Threads add to what the program has taken so far in turn: each
-   notes its own times first. A device may have a clock of its own, as it is at work when a step has returned. */
+/* A look at the clock after a step. A device may have a clock of its own, as it is at work when a step has returned. */
+static int
+note_time(void *of)
+{
+    Run *run = of;
+    if (run->clock) {
+        acquire_gil(run);
+        PyObject *result = PyObject_CallMethod(run->clock, "after", NULL);
+        if (result == NULL) {
+            return -1;
+        }
+        Py_DECREF(result);
+    }
+    const int64_t now = nanoseconds();
+    run->taken[run->step] = now - run->since;
+    run->since = now;
+    return 0;
+}
+
+/* Threads add to what the program has taken so far in turn: each notes its own times first. */
 static int
 run_steps_timed(Run *run, Runner *program)
 {
     const int64_t count = run->table->counts[STEPS];
-    int64_t *taken = malloc((size_t)count * sizeof *taken + 1);
+    int64_t *taken = run->taken = malloc((size_t)count * sizeof *taken + 1);
     if (taken == NULL) {
-        return run_steps(run);
+        return run_steps(run, NULL);
     }
-    PyObject *clock = NULL;
     int status = 0;
     if (program->clock) {
         acquire_gil(run);
         PyObject *make = Py_XNewRef(program->clock); /* another thread may just have ceased to ask */
-        clock = make ? PyObject_CallNoArgs(make) : NULL;
-        status = make && clock == NULL ? -1 : 0;
+        run->clock = make ? PyObject_CallNoArgs(make) : NULL;
+        status = make && run->clock == NULL ? -1 : 0;
         Py_XDECREF(make);
     }
-    int64_t before = nanoseconds();
-    for (int64_t i = 0; status == 0 && i < count; i++) {
-        run->step = i;
-        status = run_step(run, &run->table->steps[i]);
-        if (status == 0 && clock) {
-            acquire_gil(run);
-            PyObject *result = PyObject_CallMethod(clock, "after", NULL);
-            Py_XDECREF(result);
-            status = result ? 0 : -1;
-        }
-        int64_t after = nanoseconds();
-        taken[i] = after - before;
-        before = after;
-    }
+    run->since = nanoseconds();
+    status = status < 0 ? -1 : run_steps(run, note_time);
     come_back(run);
-    if (status == 0 && clock) {
-        status = ask_clock(clock, taken, count);
+    if (status == 0 && run->clock) {
+        status = ask_clock(run->clock, taken, count);
     }
-    Py_XDECREF(clock);
+    Py_XDECREF(run->clock);
     if (status == 0 && program->taken) {
         program->timed_calls++;
         for (int64_t i = 0; i < count; i++) {
@@ -258,7 +250,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
     status = status < 0 ? -1 : leave_python(run);
-    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run);
+    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run, NULL);
     come_back(run);
     if (status < 0 && run->step >= 0) {
         note_step(run->step);

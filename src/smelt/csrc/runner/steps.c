@@ -1,6 +1,7 @@
 /* The steps of a program: allocations, kernels, native or Python library calls, dropping values. */
 #include "runner/run.h"
 
+#include "executor/steps.h"
 #include "runner/small_matmul.h"
 
 enum { USUAL_ARGUMENTS = 16 };
@@ -54,8 +55,9 @@ value_at(Run *run, int64_t reference)
 /* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
 
 static int
-allocate(Run *run, int64_t place)
+allocate(void *of, int64_t place)
 {
+    Run *run = of;
     Value *value = &run->values[place];
     const TensorRecord *layout = &run->table->tensors[place];
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
@@ -133,8 +135,10 @@ launch_python(Run *run, const LaunchRecord *launch)
 }
 
 static int
-launch(Run *run, const LaunchRecord *launch)
+launch(void *of, const LaunchRecord *launch)
 {
+    Run *run = of;
+    run->held = 0;
     if (ask_threads(run) < 0) {
         return -1;
     }
@@ -363,8 +367,9 @@ multiply(Run *run, const NativeRecord *record)
 }
 
 static int
-call(Run *run, const CallRecord *call)
+call(void *of, const CallRecord *call)
 {
+    Run *run = of;
     const NativeCall *native = run->native ? native_at(run->program, call) : NULL;
     if (call->unless >= 0) {
         return raise_unless(run, call);
@@ -384,8 +389,9 @@ call(Run *run, const CallRecord *call)
 }
 
 static int
-drop(Run *run, const DropRecord *drop)
+drop(void *of, const DropRecord *drop)
 {
+    Run *run = of;
     for (int64_t i = 0; i < drop->value_count; i++) {
         Value *value = value_at(run, drop->values + i);
         if (!value->is_shared) {
@@ -396,17 +402,8 @@ drop(Run *run, const DropRecord *drop)
 }
 
 int
-run_step(Run *run, const StepRecord *step)
+run_steps(Run *run, int (*after)(void *run))
 {
-    switch (step->kind) {
-    case ALLOCATE_STEP:
-        return allocate(run, step->place);
-    case LAUNCH_STEP:
-        run->held = 0;
-        return launch(run, &run->table->launches[step->place]);
-    case CALL_STEP:
-        return call(run, &run->table->calls[step->place]);
-    default:
-        return drop(run, &run->table->drops[step->place]);
-    }
+    const StepFunctions functions = {.allocate = allocate, .launch = launch, .call = call, .drop = drop, .after = after};
+    return smelt_run_steps(run->table, 0, run->table->counts[STEPS], &functions, run, &run->step);
 }

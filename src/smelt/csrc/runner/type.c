@@ -8,15 +8,9 @@
 static int
 runner_traverse(Runner *self, visitproc visit, void *arg)
 {
+#define VISIT(name) Py_VISIT(self->name);
+    RUNNER_OBJECTS(VISIT)
     Py_VISIT(self->dict);
-    Py_VISIT(self->objects);
-    Py_VISIT(self->allocate);
-    Py_VISIT(self->view);
-    Py_VISIT(self->fit);
-    Py_VISIT(self->acquire);
-    Py_VISIT(self->release);
-    Py_VISIT(self->threads);
-    Py_VISIT(self->watchers);
     Py_VISIT(self->clock);
     return 0;
 }
@@ -24,15 +18,9 @@ runner_traverse(Runner *self, visitproc visit, void *arg)
 static int
 runner_clear(Runner *self)
 {
+#define CLEAR(name) Py_CLEAR(self->name);
+    RUNNER_OBJECTS(CLEAR)
     Py_CLEAR(self->dict);
-    Py_CLEAR(self->objects);
-    Py_CLEAR(self->allocate);
-    Py_CLEAR(self->view);
-    Py_CLEAR(self->fit);
-    Py_CLEAR(self->acquire);
-    Py_CLEAR(self->release);
-    Py_CLEAR(self->threads);
-    Py_CLEAR(self->watchers);
     Py_CLEAR(self->clock);
     return 0;
 }

@@ -1,16 +1,6 @@
 /* Values of a running program: tensors as handles, as Python objects or both, and conversions between them. */
 #include "runner/run.h"
 
-static PyObject *data_ptr_name, *get_device_name; /* interned */
-
-int
-runner_init(void)
-{
-    data_ptr_name = PyUnicode_InternFromString("data_ptr");
-    get_device_name = PyUnicode_InternFromString("get_device");
-    return data_ptr_name && get_device_name ? 0 : -1;
-}
-
 /* --- values ----------------------------------------------------------------------------------- */
 
 void
@@ -74,13 +64,7 @@ data_of(Run *run, Value *value, void **data)
     if (value->data == NULL && (value->handle == NULL || library.data_ptr(value->handle, &value->data))) {
         acquire_gil(run);
         PyObject *object = object_of(run, value);
-        PyObject *address = object ? PyObject_CallMethodNoArgs(object, data_ptr_name) : NULL;
-        if (address == NULL) {
-            return -1;
-        }
-        value->data = PyLong_AsVoidPtr(address);
-        Py_DECREF(address);
-        if (value->data == NULL && PyErr_Occurred()) {
+        if (object == NULL || tensor_data(object, &value->data) < 0) {
             return -1;
         }
     }
@@ -96,13 +80,7 @@ device_of(Run *run, Value *value, int32_t *device)
     }
     acquire_gil(run);
     PyObject *object = object_of(run, value);
-    PyObject *number = object ? PyObject_CallMethodNoArgs(object, get_device_name) : NULL;
-    if (number == NULL) {
-        return -1;
-    }
-    *device = (int32_t)PyLong_AsLong(number);
-    Py_DECREF(number);
-    return *device == -1 && PyErr_Occurred() ? -1 : 0;
+    return object ? tensor_device(object, device) : -1;
 }
 
 int
