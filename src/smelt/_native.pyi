@@ -361,8 +361,9 @@ class CudaError(RuntimeError):
 def cuda_open(path: str, /) -> int:
     """Open the CUDA driver: its version, 12040 for 12.4. OSError: there is none, or it lacks a function."""
 
-def cuda_device_count() -> int: ...
-def cuda_device_name(device: int, /) -> str: ...
+def cuda_device_names() -> list[str]:
+    """What each GPU that the driver sees is called, in its order."""
+
 def cuda_attribute(device: int, attribute: int, /) -> int:
     """What the driver says of a GPU, by the number that its manual gives the question."""
 
@@ -382,9 +383,9 @@ class CudaModule:
     def function(self, name: str, shared_bytes: int = 0, /) -> int:
         """What `cuLaunchKernel` takes, allowed so much dynamic shared memory."""
 
-    def attribute(self, function: int, attribute: int, /) -> int: ...
-    def occupancy(self, function: int, threads: int, shared_bytes: int, /) -> int:
-        """How many blocks of a function one multiprocessor runs at once."""
+    def usage(self, name: str, threads: int, shared_bytes: int, /) -> tuple[int, int, int, int]:
+        """Registers, bytes of local memory per thread and of static shared memory per block of a function, and how many
+        of its blocks one multiprocessor runs at once, with so many threads and so much dynamic shared memory."""
 
 def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""

@@ -98,21 +98,25 @@ def _simt_host_generator() -> Any:
     return HostGenerator()
 
 
-def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
-    phases = tuple(
-        (code.address(each.symbol), each.blocks, each.threads, each.shared_bytes, each.has_barrier)
-        for each in code.phases
-    )
+def _grid_launcher(
+    make: Callable[..., _native.GridLauncher], code: KernelCode, unaligned: Unaligned | None, **options: Any
+) -> _native.GridLauncher:
+    """The grids of a kernel, all of whose sizes are numbers by now. `make`: what makes a launcher of other code."""
+    address = (lambda symbol: 0) if "support" in options else code.address
     return _native.GridLauncher(
-        phases,
+        tuple((address(p.symbol), p.blocks, p.threads, p.shared_bytes, p.has_barrier) for p in code.phases),
         code.buffers,
         code.workspace,
         sizes=code.size_count,
-        warp=SIMT_HOST_WARP,
         numbers=code.numbers,
         alignment=_ALIGNMENT if unaligned else 1,
-        unaligned=(lambda: _simt_host_launcher(unaligned(), None)) if unaligned else None,
+        unaligned=(lambda: make(unaligned(), None)) if unaligned else None,
+        **options,
     )
+
+
+def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
+    return _grid_launcher(_simt_host_launcher, code, unaligned, warp=SIMT_HOST_WARP)
 
 
 def grid_contraction_cycles(kernel: Kernel) -> float | str:
@@ -153,10 +157,9 @@ def _cuda_generator() -> Any:
 
 
 def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
-    from smelt.runtime.cuda.launcher import kernel_launcher
+    from smelt.runtime.cuda.launcher import LaunchSupport
 
-    build_unaligned = (lambda: _cuda_launcher(unaligned(), None)) if unaligned else None
-    return kernel_launcher(code.loaded, code, _ALIGNMENT if unaligned else 1, build_unaligned)
+    return _grid_launcher(_cuda_launcher, code, unaligned, support=LaunchSupport(code.loaded, code.phases))
 
 
 for _architecture in ARCHITECTURES:

@@ -8,12 +8,15 @@
 import ctypes
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from smelt import _native
+from smelt.ir.kernel_code import GridPhase
 from smelt.runtime.cuda import driver
+from smelt.runtime.cuda.image import CudaCode
+from smelt.runtime.cuda.launcher import LaunchSupport
 from smelt.torch_abi import cuda_shims
 from tests.compiled_c import build
 
@@ -124,3 +127,21 @@ class Buffer:
 
     def get_device(self) -> int:
         return self.device
+
+
+class Grid(NamedTuple):
+    """A phase of a kernel. `blocks` is a number, or (slot,) for one of the sizes that a launch is given."""
+
+    symbol: str
+    blocks: int | tuple[int]
+    threads: int
+    shared_bytes: int = 0
+
+
+def cuda_launcher(
+    code: CudaCode, grids: Sequence[Grid], buffers: int, workspace: int | tuple[int] = 0, **options: Any
+) -> _native.GridLauncher:
+    """A launcher of `grids`, one after the other. `buffers` counts the array of sizes, if there is one."""
+    phases = tuple((0, grid.blocks, grid.threads, grid.shared_bytes, True) for grid in grids)
+    functions = tuple(GridPhase(grid.symbol, 0, grid.threads, grid.shared_bytes, True) for grid in grids)
+    return _native.GridLauncher(phases, buffers, workspace, support=LaunchSupport(code, functions), **options)

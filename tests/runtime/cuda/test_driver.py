@@ -214,7 +214,7 @@ def test_nothing_is_unloaded_by_a_child_or_at_the_end(cuda: FakeCuda) -> None:
 
 
 def test_questions_without_a_driver() -> None:
-    script = "from smelt import _native\ntry: _native.cuda_device_count()\nexcept RuntimeError as e: print(e)"
+    script = "from smelt import _native\ntry: _native.cuda_device_names()\nexcept RuntimeError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout == "no CUDA driver was opened\n", done.stderr
 

@@ -12,13 +12,12 @@ import torch
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.ir.table.write import write_program
-from smelt.runtime.cuda import launcher as cuda_launchers
 from smelt.runtime.cuda.image import CudaCode
-from smelt.runtime.cuda.launcher import Grid, cuda_launcher
+from smelt.runtime.cuda.launcher import LaunchSupport
 from smelt.torch_abi import cuda_shims
 from smelt.torch_abi.aoti_shims import connect
 from tests.program_tables import Launched, program, tensor
-from tests.runtime.cuda.fake_cuda import ILLEGAL_ADDRESS, OUT_OF_MEMORY, Buffer, FakeCuda, ptx
+from tests.runtime.cuda.fake_cuda import ILLEGAL_ADDRESS, OUT_OF_MEMORY, Buffer, FakeCuda, Grid, cuda_launcher, ptx
 
 TEXT = ptx(("add_one", 4), ("sum_blocks", 5), ("sum_workspace", 5), ("nothing", 3), ("many", 101), ("numbers", 5))
 CUDA_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
@@ -162,13 +161,13 @@ def test_no_memory_for_a_workspace(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
         asked.append((device, nbytes))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4 bytes.")
 
-    monkeypatch.setattr(cuda_launchers._Support, "workspace", none_left)
+    monkeypatch.setattr(LaunchSupport, "workspace", none_left)
     cuda.fail("raw_alloc", 1)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         launch(1, *given)
     assert asked == [(0, 4)] and len(cuda.launches) == 2
     assert cuda.library.fake_current() is None
-    monkeypatch.setattr(cuda_launchers._Support, "workspace", lambda support, device, nbytes: Block([0]))
+    monkeypatch.setattr(LaunchSupport, "workspace", lambda support, device, nbytes: Block([0]))
     cuda.fail("raw_alloc", 1)
     given[1].memory[0] = 0
     launch(1, *given)
@@ -183,8 +182,8 @@ def test_without_functions_of_pytorch(cuda: FakeCuda, monkeypatch: pytest.Monkey
         blocks.append(Buffer([0] * (nbytes // 4)))
         return blocks[-1]
 
-    monkeypatch.setattr(cuda_launchers._Support, "workspace", workspace)
-    monkeypatch.setattr(cuda_launchers._Support, "stream", lambda support, device: 0x500 + device)
+    monkeypatch.setattr(LaunchSupport, "workspace", workspace)
+    monkeypatch.setattr(LaunchSupport, "stream", lambda support, device: 0x500 + device)
     launch, out = sums(CudaCode(TEXT)), Buffer([0])
     for _ in range(2):
         launch(1, Buffer(range(64), device=1), out, sizes(64, 2, 8))

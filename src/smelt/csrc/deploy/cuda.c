@@ -25,16 +25,6 @@ smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_
 /* --- the driver ---------------------------------------------------------------------------------------------- */
 
 static smelt_status
-open_driver(Cuda *cuda, smelt_error *error)
-{
-    const char *problem = smelt_cuda_open_driver(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
-    const bool is_open = cuda->driver.library != NULL;
-    return problem ? smelt_fail(error, SMELT_ERROR_TARGET,
-                                is_open ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s", problem)
-                   : SMELT_OK;
-}
-
-static smelt_status
 find_device(Cuda *cuda, int number, smelt_error *error)
 {
     const CudaDriver *driver = &cuda->driver;
@@ -55,9 +45,11 @@ find_device(Cuda *cuda, int number, smelt_error *error)
 smelt_status
 smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 {
-    *cuda = (Cuda){.context = NULL};
-    smelt_status status = open_driver(cuda, error);
-    status = status ? status : find_device(cuda, number, error);
+    *cuda = (Cuda){.module = {.driver = &cuda->driver}};
+    const char *problem = smelt_cuda_open_driver(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
+    const char *text = cuda->driver.library ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s";
+    const smelt_status status = problem ? smelt_fail(error, SMELT_ERROR_TARGET, text, problem)
+                                        : find_device(cuda, number, error);
     if (status) {
         smelt_cuda_close(cuda);
     }
@@ -66,56 +58,50 @@ smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 
 /* --- code and weights ------------------------------------------------------------------------------------------ */
 
-static smelt_status
-find_functions(Cuda *cuda, const Table *table, smelt_error *error)
-{
-    for (int64_t i = 0; i < table->counts[GRIDS]; i++) {
-        const GridRecord *grid = &table->grids[i];
-        const char *name = table_string(table, grid->name);
-        const CudaResult result =
-            smelt_cuda_find_function(&cuda->driver, cuda->module, name, grid->shared_bytes, &cuda->functions[i]);
-        if (result) {
-            return smelt_cuda_status(cuda, result, name, error);
-        }
-    }
-    return SMELT_OK;
-}
-
+/* In the GPU's context, as all that follows. */
 static smelt_status
 load_weights(Cuda *cuda, const void *weights, int64_t bytes, smelt_error *error)
 {
-    CudaResult result = bytes ? cuda->driver.allocate(&cuda->weights, (size_t)bytes) : 0;
+    CudaResult result = cuda->driver.allocate(&cuda->weights, (size_t)bytes);
     if (result) {
         cuda->weights = 0;
         return smelt_cuda_status(cuda, result, "no memory for the weights", error);
     }
-    result = bytes ? cuda->driver.to_device(cuda->weights, weights, (size_t)bytes, NULL) : 0;
+    result = cuda->driver.to_device(cuda->weights, weights, (size_t)bytes, NULL);
     result = result ? result : cuda->driver.stream_wait(NULL);
     return smelt_cuda_status(cuda, result, "the weights cannot be copied", error);
+}
+
+static smelt_status
+load_code(Cuda *cuda, const Table *table, const char *ptx, CudaFunction *functions, smelt_error *error)
+{
+    CudaLog log;
+    char doing[200];
+    CudaResult result = smelt_cuda_load_module(&cuda->module, ptx, &log);
+    snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
+    smelt_status status = smelt_cuda_status(cuda, result, doing, error);
+    for (int64_t i = 0; !status && i < table->counts[GRIDS]; i++) {
+        const GridRecord *grid = &table->grids[i];
+        const char *name = table_string(table, grid->name);
+        result = smelt_cuda_find_function(&cuda->module, name, grid->shared_bytes, &functions[i]);
+        status = smelt_cuda_status(cuda, result, name, error);
+    }
+    return status;
 }
 
 smelt_status
 smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
                 CudaFunction *functions, smelt_error *error)
 {
-    CudaInside inside;
-    CudaLog log;
-    cuda->functions = functions;
-    CudaResult result = cuda->driver.retain_context(&cuda->context, cuda->device);
+    CudaInside inside = {.driver = NULL};
+    CudaResult result = cuda->driver.retain_context(&cuda->module.context, cuda->device);
     if (result) {
-        cuda->context = NULL;
-        return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
+        cuda->module.context = NULL;
     }
-    result = smelt_cuda_go_inside(&inside, &cuda->driver, cuda->context);
+    result = result ? result : smelt_cuda_go_inside(&inside, &cuda->driver, cuda->module.context);
     smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
-    result = status ? 0 : smelt_cuda_load_module(&cuda->driver, ptx, &cuda->module, &log);
-    if (result) {
-        char doing[200];
-        snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
-        status = smelt_cuda_status(cuda, result, doing, error);
-    }
-    status = status ? status : find_functions(cuda, table, error);
-    status = status ? status : load_weights(cuda, weights, bytes, error);
+    status = status ? status : load_code(cuda, table, ptx, functions, error);
+    status = status || bytes == 0 ? status : load_weights(cuda, weights, bytes, error);
     smelt_cuda_go_outside(&inside);
     return status;
 }
@@ -123,23 +109,21 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
 void
 smelt_cuda_close(Cuda *cuda)
 {
-    CudaContext before;
-    if (cuda->context && smelt_cuda_enter(cuda, &before, NULL) == SMELT_OK) {
+    CudaInside inside;
+    if (cuda->module.context && smelt_cuda_go_inside(&inside, &cuda->driver, cuda->module.context) == 0) {
         if (cuda->weights) {
             cuda->driver.release(cuda->weights);
         }
-        if (cuda->module) {
-            cuda->driver.unload(cuda->module);
-        }
-        smelt_cuda_leave(cuda, before);
+        smelt_cuda_unload_module(&cuda->module);
+        smelt_cuda_go_outside(&inside);
     }
-    if (cuda->context) {
+    if (cuda->module.context) {
         cuda->driver.release_context(cuda->device);
     }
     if (cuda->driver.library) {
         dlclose(cuda->driver.library);
     }
-    *cuda = (Cuda){.context = NULL};
+    *cuda = (Cuda){.weights = 0};
 }
 
 /* --- at work --------------------------------------------------------------------------------------------------- */
@@ -147,13 +131,14 @@ smelt_cuda_close(Cuda *cuda)
 smelt_status
 smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error)
 {
-    return smelt_cuda_status(cuda, cuda_enter(&cuda->driver, cuda->context, before), "the GPU cannot be used", error);
+    const CudaResult result = cuda_enter(&cuda->driver, cuda->module.context, before);
+    return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
 }
 
 void
 smelt_cuda_leave(const Cuda *cuda, CudaContext before)
 {
-    cuda_leave(&cuda->driver, cuda->context, before);
+    cuda_leave(&cuda->driver, cuda->module.context, before);
 }
 
 bool

@@ -6,14 +6,12 @@
 #include "executor/table.h"
 #include "executor/cuda_driver.h"
 
-/* A GPU that a model runs on: its context, which is the process's own for that GPU, and the model's code and weights. */
+/* A GPU that a model runs on: the model's code there, in the process's own context for that GPU, and its weights. */
 typedef struct {
     CudaDriver driver;
     int device, capability; /* 90 for 9.0 */
     char name[64];
-    CudaContext context;
-    CudaModuleHandle module;
-    CudaFunction *functions; /* of each grid of the table */
+    CudaModule module;
     CudaAddress weights;
 } Cuda;
 

@@ -93,13 +93,12 @@ smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, con
     const int64_t *sizes = set_parameters(session, variant, plan, launch);
     for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
         const GridRecord *grid = &table->grids[i];
-        const int64_t blocks = grid->slot < 0 ? grid->blocks : sizes[grid->slot];
         const char *name = table_string(table, kernel->name);
-        const CudaResult result =
-            smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], blocks, (unsigned)grid->threads,
-                             (unsigned)grid->shared_bytes, session->stream, session->parameters);
+        const CudaResult result = smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], grid, sizes,
+                                                         session->stream, session->parameters);
         if (result == CUDA_TOO_MANY_BLOCKS) {
-            return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name, (long long)blocks);
+            return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name,
+                              (long long)cuda_size(grid->blocks, grid->slot, sizes));
         }
         if (result) {
             return smelt_cuda_status(&model->cuda, result, name, error);

@@ -80,12 +80,26 @@ begin_log(CudaLog *log)
 }
 
 CudaResult
-smelt_cuda_load_module(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log)
+smelt_cuda_load_module(CudaModule *module, const void *image, CudaLog *log)
 {
+    CudaInside inside;
     begin_log(log);
-    CudaResult status = driver->load(module, image, LOG_OPTIONS, log->options, log->values);
-    *module = status ? NULL : *module;
+    CudaResult status = smelt_cuda_go_inside(&inside, module->driver, module->context);
+    status = status ? status : module->driver->load(&module->handle, image, LOG_OPTIONS, log->options, log->values);
+    module->handle = status ? NULL : module->handle;
+    smelt_cuda_go_outside(&inside);
     return status;
+}
+
+void
+smelt_cuda_unload_module(CudaModule *module)
+{
+    CudaInside inside;
+    if (module->handle && smelt_cuda_go_inside(&inside, module->driver, module->context) == 0) {
+        module->driver->unload(module->handle);
+        smelt_cuda_go_outside(&inside);
+    }
+    module->handle = NULL;
 }
 
 CudaResult
@@ -103,17 +117,20 @@ smelt_cuda_link(const CudaDriver *driver, const char *ptx, size_t size, void **i
 }
 
 CudaResult
-smelt_cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name, int64_t shared_bytes,
-                         CudaFunction *function)
+smelt_cuda_find_function(const CudaModule *module, const char *name, int64_t shared_bytes, CudaFunction *function)
 {
+    const CudaDriver *driver = module->driver;
+    CudaInside inside;
     int allowed = USUAL_SHARED;
-    CudaResult status = driver->get_function(function, module, name);
+    CudaResult status = smelt_cuda_go_inside(&inside, driver, module->context);
+    status = status ? status : driver->get_function(function, module->handle, name);
     if (status == 0 && shared_bytes > USUAL_SHARED && driver->get_attribute) {
         status = driver->get_attribute(&allowed, MOST_DYNAMIC_SHARED, *function);
     }
     if (status == 0 && shared_bytes > USUAL_SHARED && shared_bytes > allowed) {
         status = driver->set_attribute(*function, MOST_DYNAMIC_SHARED, (int)shared_bytes);
     }
+    smelt_cuda_go_outside(&inside);
     return status;
 }
 
@@ -133,13 +150,14 @@ smelt_cuda_set_parameters(void **parameters, void **buffers, int64_t count, void
 }
 
 CudaResult
-smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
-                       unsigned shared_bytes, CudaStream stream, void **parameters)
+smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, const GridRecord *grid, const int64_t *sizes,
+                       CudaStream stream, void **parameters)
 {
+    const int64_t blocks = cuda_size(grid->blocks, grid->slot, sizes);
     if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
         return CUDA_TOO_MANY_BLOCKS;
     }
     return blocks == 0 ? 0 /* which CUDA takes for an error */
-                       : driver->launch(function, (unsigned)blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters,
-                                        NULL);
+                       : driver->launch(function, (unsigned)blocks, 1, 1, (unsigned)grid->threads, 1, 1,
+                                        (unsigned)grid->shared_bytes, stream, parameters, NULL);
 }

@@ -3,9 +3,9 @@
 #ifndef SMELT_EXECUTOR_CUDA_DRIVER_H
 #define SMELT_EXECUTOR_CUDA_DRIVER_H
 
-#include <stdbool.h>
+#include "executor/table.h"
+
 #include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
 
 typedef int CudaResult; /* 0: it worked */
@@ -113,24 +113,39 @@ typedef struct {
     void *values[5];
 } CudaLog;
 
-/* Code, machine code or PTX that ends with a zero byte, in the context that the thread is in. */
-CudaResult smelt_cuda_load_module(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log);
+/* Code in the memory of a GPU, and the context that it is launched in. */
+typedef struct {
+    const CudaDriver *driver;
+    CudaContext context;
+    CudaModuleHandle handle; /* NULL: nothing is loaded */
+} CudaModule;
+
+/* Loads code: machine code, or PTX that ends with a zero byte. */
+CudaResult smelt_cuda_load_module(CudaModule *module, const void *image, CudaLog *log);
+void smelt_cuda_unload_module(CudaModule *module);
 
 /* PTX that ends with a zero byte as machine code, which belongs to the link, as the log does. No link: it is NULL. */
 CudaResult smelt_cuda_link(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size,
                          CudaLink *link, CudaLog *log);
 
 /* A function by its name. It is allowed more shared memory than usual, if it needs more. */
-CudaResult smelt_cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name,
-                                    int64_t shared_bytes, CudaFunction *function);
+CudaResult smelt_cuda_find_function(const CudaModule *module, const char *name, int64_t shared_bytes,
+                                    CudaFunction *function);
 
 /* What a kernel is given: a pointer for each buffer, the workspace, then sizes, as codegen/gpu/nvptx.py writes functions.
    All must stay where they are until the launch. */
 void smelt_cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
                                int64_t size_count);
 
-/* A grid of blocks side by side; of none nothing is launched. */
-CudaResult smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
-                                  unsigned shared_bytes, CudaStream stream, void **parameters);
+/* A number, or one of the sizes that a launch is given. */
+static inline int64_t
+cuda_size(int64_t number, int64_t slot, const int64_t *sizes)
+{
+    return slot < 0 ? number : sizes[slot];
+}
+
+/* A grid of blocks side by side; of none nothing is launched. In the context of the function. */
+CudaResult smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, const GridRecord *grid,
+                                  const int64_t *sizes, CudaStream stream, void **parameters);
 
 #endif

@@ -47,17 +47,24 @@ note_recording(GridLauncher *self, const CudaDriver *driver, CudaStream stream)
     }
 }
 
+static int
+refuse(LaunchCall *call, int fault, int at)
+{
+    call->fault = fault;
+    call->at = at;
+    return -1;
+}
+
 /* Every phase in order, in the device's context. 0, or not, and the call says why. */
 static int
 launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, CudaStream stream, void *workspace)
 {
     const int64_t *sizes = grid_sizes(self, call);
-    int pointers = (int)self->any.buffers - (self->size_count > 0), count = pointers + 1 + self->size_count;
+    int pointers = (int)pointer_count(self), count = pointers + 1 + self->size_count;
     void *usual[2 * USUAL_PARAMETERS];
     void **parameters = count <= USUAL_PARAMETERS ? usual : malloc((size_t)count * 2 * sizeof *parameters);
     if (parameters == NULL) {
-        call->fault = GRID_MEMORY;
-        return -1;
+        return refuse(call, GRID_MEMORY, 0);
     }
     void **numbers = parameters + count; /* those that the host has, each in eight bytes */
     smelt_cuda_set_parameters(parameters, call->buffers, pointers, &workspace, sizes, self->size_count);
@@ -68,26 +75,41 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
             parameters[i] = &numbers[i];
         }
     }
-    call->fault = 0;
-    for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
-        const GridPhase *phase = &self->phases[i];
+    CudaResult status = 0;
+    for (int i = 0; status == 0 && i < self->phase_count; i++) {
         call->phase = i;
-        call->at = smelt_cuda_launch_grid(code->driver, code->functions[i], grid_size(phase->blocks, sizes),
-                                          phase->threads, phase->shared_bytes, stream, parameters);
-        call->fault = call->at == CUDA_TOO_MANY_BLOCKS ? GRID_BLOCKS : call->at ? GRID_DRIVER : 0;
+        status = smelt_cuda_launch_grid(code->driver, code->functions[i], &self->phases[i].grid, sizes, stream, parameters);
     }
     if (parameters != usual) {
         free(parameters);
     }
-    return call->fault ? -1 : 0;
+    return status ? refuse(call, status == CUDA_TOO_MANY_BLOCKS ? GRID_BLOCKS : GRID_DRIVER, status) : 0;
 }
 
+/* In the context of the device, with a workspace of so many bytes of PyTorch's allocator, or the one given if there are
+   none. */
 static int
-refuse(LaunchCall *call, int fault, int at)
+launch_inside(GridLauncher *self, LaunchCall *call, const CudaCode *code, CudaStream stream, const TorchFunctions *torch,
+              int64_t bytes, void *workspace)
 {
-    call->fault = fault;
-    call->at = at;
-    return -1;
+    CudaContext before;
+    CudaResult status = cuda_enter(code->driver, code->context, &before);
+    if (status) {
+        return refuse(call, GRID_DRIVER, status);
+    }
+    note_recording(self, code->driver, stream);
+    int launched;
+    if (bytes && (torch->allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
+        launched = refuse(call, GRID_PYTHON, 0);
+    }
+    else {
+        launched = launch_phases(self, call, code, stream, workspace);
+        if (bytes) {
+            torch->free(workspace);
+        }
+    }
+    cuda_leave(code->driver, code->context, before);
+    return launched;
 }
 
 int
@@ -97,36 +119,18 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
     int32_t device = self->device < 0 ? call->device : self->device;
     const CudaCode *code = find_code(self, device);
     const TorchFunctions *torch = atomic_load_explicit(&torch_functions, memory_order_acquire);
-    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
-    void *stream, *workspace = NULL;
-    CudaContext before;
+    int64_t bytes = workspace_bytes(self, call);
+    void *stream;
     if (bytes < 0) {
         return refuse(call, GRID_MEMORY, 0);
     }
     if (code == NULL) {
         return refuse(call, GRID_PYTHON, NOT_LOADED);
     }
-    if (torch->current_stream == NULL || torch->current_stream(device, &stream)) {
+    if (torch->current_stream == NULL || torch->current_stream(device, &stream) || (bytes && torch->allocate == NULL)) {
         return refuse(call, GRID_PYTHON, 0);
     }
-    if (bytes && torch->allocate == NULL) {
-        return refuse(call, GRID_PYTHON, 0);
-    }
-    CudaResult status = cuda_enter(code->driver, code->context, &before);
-    if (status) {
-        return refuse(call, GRID_DRIVER, status);
-    }
-    note_recording(self, code->driver, stream);
-    if (bytes && (torch->allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
-        cuda_leave(code->driver, code->context, before);
-        return refuse(call, GRID_PYTHON, 0);
-    }
-    int launched = launch_phases(self, call, code, stream, workspace);
-    if (workspace) {
-        torch->free(workspace);
-    }
-    cuda_leave(code->driver, code->context, before);
-    return launched;
+    return launch_inside(self, call, code, stream, torch, bytes, NULL);
 }
 
 /* --- with Python ------------------------------------------------------------------------------------ */
@@ -188,10 +192,7 @@ static PyObject *
 find_workspace(GridLauncher *self, int32_t device, int64_t bytes, void **memory)
 {
     PyObject *tensor = PyObject_CallMethod(self->support, "workspace", "iL", (int)device, (long long)bytes);
-    PyObject *address = tensor ? PyObject_CallMethod(tensor, "data_ptr", NULL) : NULL;
-    *memory = address ? PyLong_AsVoidPtr(address) : NULL;
-    Py_XDECREF(address);
-    if (PyErr_Occurred()) {
+    if (tensor && tensor_data(tensor, memory) < 0) {
         Py_CLEAR(tensor);
     }
     return tensor;
@@ -201,18 +202,13 @@ find_workspace(GridLauncher *self, int32_t device, int64_t bytes, void **memory)
 static int
 raise(GridLauncher *self, const LaunchCall *call)
 {
-    if (call->fault == GRID_MEMORY) {
-        PyErr_NoMemory();
+    if (call->fault != GRID_DRIVER) {
+        return grid_raise(call);
     }
-    else if (call->fault == GRID_BLOCKS) {
-        PyErr_Format(PyExc_ValueError, "phase %d: no grid has so many blocks", call->phase);
-    }
-    else {
-        PyObject *result = PyObject_CallMethod(self->support, "failed", "ii", call->at, call->phase);
-        Py_XDECREF(result);
-        if (result) {
-            PyErr_Format(PyExc_SystemError, "a launch failed with %d, which nobody raised", call->at);
-        }
+    PyObject *result = PyObject_CallMethod(self->support, "failed", "ii", call->at, call->phase);
+    Py_XDECREF(result);
+    if (result) {
+        PyErr_Format(PyExc_SystemError, "a launch failed with %d, which nobody raised", call->at);
     }
     return -1;
 }
@@ -223,30 +219,17 @@ launch_by_python(GridLauncher *self, LaunchCall *call, const CudaCode *code)
 {
     void *stream, *memory = NULL;
     PyObject *workspace = NULL;
-    CudaContext before;
-    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
-    if (find_stream(self, code->device, &stream) < 0) {
+    int64_t bytes = workspace_bytes(self, call);
+    if (find_stream(self, code->device, &stream) < 0
+        || (bytes && (workspace = find_workspace(self, code->device, bytes, &memory)) == NULL)) {
         return -1;
     }
-    if (bytes) {
-        workspace = find_workspace(self, code->device, bytes, &memory);
-        if (workspace == NULL) {
-            return -1;
-        }
-    }
+    int launched;
     Py_BEGIN_ALLOW_THREADS /* a launch may wait until earlier ones are done, and they for other threads */
-    CudaResult status = cuda_enter(code->driver, code->context, &before);
-    if (status) {
-        refuse(call, GRID_DRIVER, status);
-    }
-    else {
-        note_recording(self, code->driver, stream);
-        launch_phases(self, call, code, stream, memory);
-        cuda_leave(code->driver, code->context, before);
-    }
+    launched = launch_inside(self, call, code, stream, NULL, 0, memory);
     Py_END_ALLOW_THREADS
     Py_XDECREF(workspace);
-    return call->fault ? raise(self, call) : 0;
+    return launched < 0 ? raise(self, call) : 0;
 }
 
 int

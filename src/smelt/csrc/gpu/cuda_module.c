@@ -21,8 +21,15 @@ static PyObject *cuda_error;
 
 /* --- errors ------------------------------------------------------------------------------------- */
 
-/* Raises CudaError, with the error's number and what the assembler printed as attributes. Returns -1. */
-static int
+/* What the driver says, as text. A new reference, or NULL with an exception. */
+static PyObject *
+decoded(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/* Raises CudaError, with the error's number and what the assembler printed as attributes. Returns NULL. */
+static PyObject *
 fail(const CudaDriver *asked, const char *function, CudaResult code, const char *log)
 {
     const char *name = NULL, *text = smelt_cuda_error_words(asked, code);
@@ -32,18 +39,17 @@ fail(const CudaDriver *asked, const char *function, CudaResult code, const char 
     text = text ? text : "no text";
     PyObject *message = PyUnicode_FromFormat("%s: %s (%s)", function, text, name);
     PyObject *error = message ? PyObject_CallOneArg(cuda_error, message) : NULL;
-    PyObject *number = PyLong_FromLong(code), *printed = PyUnicode_DecodeUTF8(log, (Py_ssize_t)strlen(log), "replace");
-    PyObject *words = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    if (error && number && printed && words && PyObject_SetAttrString(error, "code", number) == 0
-        && PyObject_SetAttrString(error, "text", words) == 0 && PyObject_SetAttrString(error, "log", printed) == 0) {
+    PyObject *attributes = error ? PyObject_GetAttrString(error, "__dict__") : NULL;
+    PyObject *values = attributes ? Py_BuildValue("{s:i,s:N,s:N}", "code", code, "text", decoded(text), "log", decoded(log))
+                                  : NULL;
+    if (values && PyDict_Update(attributes, values) == 0) {
         PyErr_SetObject(cuda_error, error);
     }
     Py_XDECREF(message);
     Py_XDECREF(error);
-    Py_XDECREF(number);
-    Py_XDECREF(printed);
-    Py_XDECREF(words);
-    return -1;
+    Py_XDECREF(attributes);
+    Py_XDECREF(values);
+    return NULL;
 }
 
 /* cuda_error_text(code) → the driver's own words for an error */
@@ -56,8 +62,7 @@ cuda_error_text(PyObject *Py_UNUSED(module), PyObject *code)
         return NULL;
     }
     const char *text = smelt_cuda_error_words(asked, (CudaResult)number);
-    return text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")
-                : PyUnicode_FromFormat("unknown error %ld", number);
+    return text ? decoded(text) : PyUnicode_FromFormat("unknown error %ld", number);
 }
 
 /* --- the library -------------------------------------------------------------------------------- */
@@ -126,7 +131,8 @@ cuda_context(const CudaDriver *asked, int device, CudaContext *context)
         status = status ? status : asked->retain_context(&primary, handle); /* kept for good, as PyTorch does */
         Py_END_ALLOW_THREADS
         if (status) {
-            return fail(asked, "cuDevicePrimaryCtxRetain", status, "");
+            fail(asked, "cuDevicePrimaryCtxRetain", status, "");
+            return -1;
         }
         *found = primary;
     }
@@ -136,31 +142,24 @@ cuda_context(const CudaDriver *asked, int device, CudaContext *context)
 
 /* --- devices ------------------------------------------------------------------------------------ */
 
+/* cuda_device_names() → [what each GPU is called] */
 static PyObject *
-cuda_device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+cuda_device_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     const CudaDriver *asked = cuda_driver();
-    int count;
-    if (asked == NULL) {
-        return NULL;
-    }
-    CudaResult status = asked->device_count(&count);
-    return status ? (fail(asked, "cuDeviceGetCount", status, ""), NULL) : PyLong_FromLong(count);
-}
-
-static PyObject *
-cuda_device_name(PyObject *Py_UNUSED(module), PyObject *number)
-{
-    const CudaDriver *asked = cuda_driver();
-    int device = 0;
+    int count = 0, device;
     char name[NAME_BYTES] = "";
-    long wanted = asked ? PyLong_AsLong(number) : -1;
-    if (asked == NULL || (wanted == -1 && PyErr_Occurred())) {
-        return NULL;
+    CudaResult status = asked ? asked->device_count(&count) : 0;
+    PyObject *names = asked ? PyList_New(count) : NULL;
+    for (int i = 0; names && status == 0 && i < count; i++) {
+        status = asked->device_get(&device, i);
+        status = status ? status : asked->device_name(name, sizeof name - 1, device);
+        PyList_SET_ITEM(names, i, decoded(name));
     }
-    CudaResult status = asked->device_get(&device, (int)wanted);
-    status = status ? status : asked->device_name(name, sizeof name - 1, device);
-    return status ? (fail(asked, "cuDeviceGetName", status, ""), NULL) : PyUnicode_FromString(name);
+    if (names && (status || PyErr_Occurred())) {
+        Py_CLEAR(names);
+    }
+    return status ? fail(asked, "cuDeviceGetName", status, "") : names;
 }
 
 /* cuda_attribute(device, attribute): the attribute by its number in the driver's manual. */
@@ -174,7 +173,7 @@ cuda_attribute(PyObject *Py_UNUSED(module), PyObject *args)
     }
     CudaResult status = asked->device_get(&device, number);
     status = status ? status : asked->device_attribute(&value, attribute, device);
-    return status ? (fail(asked, "cuDeviceGetAttribute", status, ""), NULL) : PyLong_FromLong(value);
+    return status ? fail(asked, "cuDeviceGetAttribute", status, "") : PyLong_FromLong(value);
 }
 
 /* --- modules -------------------------------------------------------------------------------------- */
@@ -184,58 +183,38 @@ static PyObject *
 cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const CudaDriver *asked = cuda_driver();
-    const char *ptx;
-    Py_ssize_t size;
+    PyObject *ptx; /* bytes have a zero at their end, which the driver reads to */
     int device;
     CudaContext context;
-    if (asked == NULL || !PyArg_ParseTuple(args, "y#i:cuda_link", &ptx, &size, &device)
+    if (asked == NULL || !PyArg_ParseTuple(args, "Si:cuda_link", &ptx, &device)
         || cuda_context(asked, device, &context) < 0) {
         return NULL;
     }
-    CudaLog *log = calloc(1, sizeof *log);
-    char *text = malloc((size_t)size + 1); /* the driver reads to a zero */
-    PyObject *result = NULL;
-    if (log && text) {
-        CudaInside inside;
-        CudaLink link = NULL;
-        void *image = NULL;
-        size_t image_size = 0;
-        memcpy(text, ptx, (size_t)size);
-        text[size] = 0;
-        CudaResult status;
-        Py_BEGIN_ALLOW_THREADS
-        status = smelt_cuda_go_inside(&inside, asked, context);
-        if (status == 0) {
-            status = smelt_cuda_link(asked, text, (size_t)size + 1, &image, &image_size, &link, log);
-        }
-        Py_END_ALLOW_THREADS
-        if (status) {
-            fail(asked, "cuLinkAddData", status, log->errors);
-        }
-        else {
-            result = Py_BuildValue("(y#N)", (const char *)image, (Py_ssize_t)image_size,
-                                   PyUnicode_DecodeUTF8(log->info, (Py_ssize_t)strlen(log->info), "replace"));
-        }
-        if (link) {
-            asked->link_destroy(link); /* the image goes with it */
-        }
-        smelt_cuda_go_outside(&inside);
+    const size_t size = (size_t)PyBytes_GET_SIZE(ptx) + 1;
+    CudaLog log = {.errors = ""};
+    CudaInside inside;
+    CudaLink link = NULL;
+    void *image = NULL;
+    size_t image_size = 0;
+    CudaResult status;
+    Py_BEGIN_ALLOW_THREADS
+    status = smelt_cuda_go_inside(&inside, asked, context);
+    status = status ? status : smelt_cuda_link(asked, PyBytes_AS_STRING(ptx), size, &image, &image_size, &link, &log);
+    Py_END_ALLOW_THREADS
+    PyObject *result = status ? fail(asked, "cuLinkAddData", status, log.errors)
+                              : Py_BuildValue("(y#N)", (const char *)image, (Py_ssize_t)image_size, decoded(log.info));
+    if (link) {
+        asked->link_destroy(link); /* the image goes with it */
     }
-    else {
-        PyErr_NoMemory();
-    }
-    free(log);
-    free(text);
+    smelt_cuda_go_outside(&inside);
     return result;
 }
 
 typedef struct {
     PyObject_HEAD
-    const CudaDriver *driver;
-    CudaContext context;
-    CudaModuleHandle handle;
+    CudaModule module;
     int device;
-} CudaModule;
+} ModuleObject;
 
 static PyObject *
 module_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -243,38 +222,25 @@ module_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"image", "device", NULL};
     Py_buffer image;
     int device;
-    CudaContext context;
     const CudaDriver *asked = cuda_driver();
     if (asked == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "y*i:CudaModule", names, &image, &device)) {
         return NULL;
     }
-    CudaModule *self = NULL;
-    CudaLog *log = calloc(1, sizeof *log);
-    if (log == NULL) {
-        PyErr_NoMemory();
-    }
-    else if (cuda_context(asked, device, &context) == 0) {
-        self = (CudaModule *)type->tp_alloc(type, 0);
-    }
+    CudaModule module = {.driver = asked};
+    CudaLog log;
+    ModuleObject *self = cuda_context(asked, device, &module.context) < 0 ? NULL : (ModuleObject *)type->tp_alloc(type, 0);
     if (self) {
         CudaResult status;
-        CudaInside inside;
         Py_BEGIN_ALLOW_THREADS
-        status = smelt_cuda_go_inside(&inside, asked, context);
-        if (status == 0) {
-            status = smelt_cuda_load_module(asked, image.buf, &self->handle, log);
-        }
-        smelt_cuda_go_outside(&inside);
+        status = smelt_cuda_load_module(&module, image.buf, &log);
         Py_END_ALLOW_THREADS
-        self->driver = asked;
-        self->context = context;
+        self->module = module;
         self->device = device;
         if (status) {
-            fail(asked, "cuModuleLoadDataEx", status, log->errors);
+            fail(asked, "cuModuleLoadDataEx", status, log.errors);
             Py_CLEAR(self);
         }
     }
-    free(log);
     PyBuffer_Release(&image);
     return (PyObject *)self;
 }
@@ -291,95 +257,81 @@ is_finalizing(void)
 
 /* At the end of the process the driver may be gone before us, and frees everything anyway; a child of fork() has none. */
 static void
-module_dealloc(CudaModule *self)
+module_dealloc(ModuleObject *self)
 {
-    if (self->handle && !is_finalizing() && self->driver->process == getpid()) {
-        CudaInside inside;
+    if (self->module.handle && !is_finalizing() && self->module.driver->process == getpid()) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         Py_BEGIN_ALLOW_THREADS
-        if (smelt_cuda_go_inside(&inside, self->driver, self->context) == 0) {
-            self->driver->unload(self->handle);
-        }
-        smelt_cuda_go_outside(&inside);
+        smelt_cuda_unload_module(&self->module);
         Py_END_ALLOW_THREADS
         PyErr_Restore(type, error, trace);
     }
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+/* 0, or -1 with an exception. */
+static int
+find_function(const ModuleObject *self, const char *name, int shared_bytes, CudaFunction *function)
+{
+    CudaResult status = smelt_cuda_find_function(&self->module, name, shared_bytes, function);
+    if (status) {
+        fail(self->module.driver, status == CUDA_INVALID_VALUE ? "cuFuncSetAttribute" : "cuModuleGetFunction", status, "");
+    }
+    return status ? -1 : 0;
+}
+
 /* function(name, shared_bytes=0) → what cuLaunchKernel takes */
 static PyObject *
-module_function(CudaModule *self, PyObject *args)
+module_function(ModuleObject *self, PyObject *args)
 {
     const char *name;
     int shared = 0;
-    CudaFunction handle = NULL;
-    CudaInside inside;
-    if (!PyArg_ParseTuple(args, "s|i:function", &name, &shared)) {
+    CudaFunction function;
+    if (!PyArg_ParseTuple(args, "s|i:function", &name, &shared) || find_function(self, name, shared, &function) < 0) {
         return NULL;
     }
-    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
-    status = status ? status : smelt_cuda_find_function(self->driver, self->handle, name, shared, &handle);
-    smelt_cuda_go_outside(&inside);
-    if (status) {
-        fail(self->driver, status == CUDA_INVALID_VALUE ? "cuFuncSetAttribute" : "cuModuleGetFunction", status, name);
-        return NULL;
-    }
-    return PyLong_FromVoidPtr(handle);
+    return PyLong_FromVoidPtr(function);
 }
 
-/* attribute(function, attribute): by its number in the driver's manual. */
+/* usage(name, threads, shared_bytes): see _native.pyi. */
 static PyObject *
-module_attribute(CudaModule *self, PyObject *args)
+module_usage(ModuleObject *self, PyObject *args)
 {
-    Py_ssize_t function;
-    int attribute, value = 0;
+    enum { SHARED_BYTES = 1, LOCAL_BYTES = 3, REGISTERS = 4 }; /* in the driver's manual */
+    const CudaDriver *driver = self->module.driver;
+    const char *name;
+    int threads, shared_bytes, registers, local, shared, blocks;
+    CudaFunction function;
     CudaInside inside;
-    if (!PyArg_ParseTuple(args, "ni:attribute", &function, &attribute)) {
+    if (!PyArg_ParseTuple(args, "sii:usage", &name, &threads, &shared_bytes)
+        || find_function(self, name, shared_bytes, &function) < 0) {
         return NULL;
     }
-    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
-    status = status ? status : self->driver->get_attribute(&value, attribute, (CudaFunction)(uintptr_t)function);
+    CudaResult status = smelt_cuda_go_inside(&inside, driver, self->module.context);
+    status = status ? status : driver->get_attribute(&registers, REGISTERS, function);
+    status = status ? status : driver->get_attribute(&local, LOCAL_BYTES, function);
+    status = status ? status : driver->get_attribute(&shared, SHARED_BYTES, function);
+    status = status ? status : driver->occupancy(&blocks, function, threads, (size_t)shared_bytes);
     smelt_cuda_go_outside(&inside);
-    return status ? (fail(self->driver, "cuFuncGetAttribute", status, ""), NULL) : PyLong_FromLong(value);
-}
-
-/* occupancy(function, threads, shared_bytes) → how many of its blocks one multiprocessor runs at once */
-static PyObject *
-module_occupancy(CudaModule *self, PyObject *args)
-{
-    Py_ssize_t function, shared;
-    int threads, blocks = 0;
-    CudaInside inside;
-    if (!PyArg_ParseTuple(args, "nin:occupancy", &function, &threads, &shared)) {
-        return NULL;
-    }
-    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
-    status = status ? status
-                    : self->driver->occupancy(&blocks, (CudaFunction)(uintptr_t)function, threads, (size_t)shared);
-    smelt_cuda_go_outside(&inside);
-    return status ? (fail(self->driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", status, ""), NULL)
-                  : PyLong_FromLong(blocks);
+    return status ? fail(driver, "cuFuncGetAttribute", status, "") : Py_BuildValue("iiii", registers, local, shared, blocks);
 }
 
 static PyMethodDef module_methods[] = {
     {"function", (PyCFunction)module_function, METH_VARARGS, PyDoc_STR("A function of the module, by name.")},
-    {"attribute", (PyCFunction)module_attribute, METH_VARARGS, PyDoc_STR("What the driver says of a function.")},
-    {"occupancy", (PyCFunction)module_occupancy, METH_VARARGS,
-     PyDoc_STR("How many blocks of a function one multiprocessor runs at once.")},
+    {"usage", (PyCFunction)module_usage, METH_VARARGS, PyDoc_STR("What a function takes of a GPU.")},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef module_members[] = {
-    {"device", T_INT, offsetof(CudaModule, device), READONLY, "The number of the GPU it was loaded on."},
+    {"device", T_INT, offsetof(ModuleObject, device), READONLY, "The number of the GPU it was loaded on."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyTypeObject CudaModuleType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "smelt._native.CudaModule",
-    .tp_basicsize = sizeof(CudaModule),
+    .tp_basicsize = sizeof(ModuleObject),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = module_new,
     .tp_dealloc = (destructor)module_dealloc,
@@ -392,8 +344,7 @@ static PyTypeObject CudaModuleType = {
 
 static PyMethodDef driver_functions[] = {
     {"cuda_open", cuda_open, METH_O, PyDoc_STR("Open the driver at a path; its version.")},
-    {"cuda_device_count", cuda_device_count, METH_NOARGS, PyDoc_STR("How many GPUs the driver sees.")},
-    {"cuda_device_name", cuda_device_name, METH_O, PyDoc_STR("What a GPU is called.")},
+    {"cuda_device_names", cuda_device_names, METH_NOARGS, PyDoc_STR("What the GPUs that the driver sees are called.")},
     {"cuda_attribute", cuda_attribute, METH_VARARGS, PyDoc_STR("What the driver says of a GPU.")},
     {"cuda_error_text", cuda_error_text, METH_O, PyDoc_STR("The driver's own words for an error.")},
     {"cuda_link", cuda_link, METH_VARARGS, PyDoc_STR("PTX as machine code for a GPU, and what the assembler printed.")},

@@ -3,7 +3,6 @@
 
 #include "gpu/cuda_grid.h"
 #include "gpu/grid.h"
-#include "gpu/host_grid.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -12,88 +11,42 @@
 
 enum { MOST_THREADS = 1024, MOST_SIZES = 4096 };
 
-/* A number, or (slot,): one of the sizes that a launch is given. 0, or -1 with an exception. */
-static int
-read_size(PyObject *argument, int sizes, GridSize *size)
-{
-    *size = (GridSize){.slot = -1};
-    if (PyTuple_Check(argument)) {
-        if (!PyArg_ParseTuple(argument, "i;GridLauncher: the place of a size", &size->slot)) {
-            return -1;
-        }
-        if (size->slot < 0 || size->slot >= sizes) {
-            PyErr_Format(PyExc_ValueError, "GridLauncher: of %d sizes none is number %d", sizes, size->slot);
-            return -1;
-        }
-        return 0;
-    }
-    size->number = PyLong_AsLongLong(argument);
-    if (size->number < 0) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "GridLauncher: blocks and bytes must not be negative");
-        }
-        return -1;
-    }
-    return 0;
-}
+/* --- launches --------------------------------------------------------------------------------------- */
 
-/* (function, blocks, threads, shared_bytes, has_barriers) */
 static int
-read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase *phase)
+host_launch(AnyLauncher *any, LaunchCall *call)
 {
-    PyObject *function, *blocks;
-    int has_barriers;
-    long threads, shared;
-    if (!PyTuple_Check(argument)
-        || !PyArg_ParseTuple(argument, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
-        || read_size(blocks, self->size_count, &phase->blocks) < 0) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "GridLauncher: a phase is a tuple");
+    const GridLauncher *self = (const GridLauncher *)any;
+    int64_t bytes = workspace_bytes(self, call);
+    call->fault = bytes < 0 || !workspace_fits(call->workspace, (size_t)bytes) ? GRID_MEMORY : 0;
+    if (call->fault == 0 && bytes) {
+        host_grid_fill(call->workspace->memory, (size_t)bytes);
+    }
+    for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
+        const GridPhase *phase = &self->phases[i];
+        int64_t blocks = cuda_size(phase->grid.blocks, phase->grid.slot, grid_sizes(self, call));
+        call->phase = i;
+        if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
+            call->fault = GRID_BLOCKS;
         }
-        return -1;
+        else if (blocks) {
+            call->fault = host_grid_run(phase, self->warp, blocks, call->buffers, call->workspace->memory);
+        }
     }
-    if (threads < 1 || threads > MOST_THREADS || threads % self->warp || shared < 0 || shared > INT32_MAX / 2) {
-        PyErr_Format(PyExc_ValueError, "GridLauncher: no block has %ld threads and %ld bytes of shared memory", threads,
-                     shared);
-        return -1;
-    }
-    phase->function = PyLong_AsVoidPtr(function);
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    if (is_host && phase->function == NULL) {
-        PyErr_SetString(PyExc_ValueError, "GridLauncher: the address of a phase is zero");
-        return -1;
-    }
-    phase->threads = (unsigned)threads;
-    phase->shared_bytes = (unsigned)shared;
-    phase->has_barriers = has_barriers;
-    return 0;
+    return call->fault ? -1 : 0;
 }
 
 static int
-read_phases(GridLauncher *self, PyObject *phases, bool is_host)
+host_finish(AnyLauncher *Py_UNUSED(any), LaunchCall *call)
 {
-    self->phase_count = (int)PyTuple_GET_SIZE(phases);
-    self->phases = calloc((size_t)self->phase_count + 1, sizeof *self->phases);
-    if (self->phases == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (int i = 0; i < self->phase_count; i++) {
-        if (read_phase(PyTuple_GET_ITEM(phases, i), self, is_host, &self->phases[i]) < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return grid_raise(call);
 }
 
 static bool
 is_aligned(const GridLauncher *self, const LaunchCall *call)
 {
     uintptr_t bits = 0;
-    Py_ssize_t count = self->any.buffers - (self->size_count > 0);
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < pointer_count(self); i++) {
         bits |= is_number(self, i) ? 0 : (uintptr_t)call->buffers[i];
     }
     return (bits & (self->alignment - 1)) == 0;
@@ -147,6 +100,85 @@ checked_finish(AnyLauncher *any, LaunchCall *call)
     return fallback->launch(fallback, call) == 0 ? 0 : fallback->finish(fallback, call);
 }
 
+/* --- making one ------------------------------------------------------------------------------------- */
+
+/* A number, or (slot,): one of the sizes that a launch is given. 0, or -1 with an exception. */
+static int
+read_size(PyObject *argument, int sizes, int64_t *number, int64_t *slot)
+{
+    *number = 0;
+    *slot = -1;
+    if (PyTuple_Check(argument)) {
+        long long place;
+        if (!PyArg_ParseTuple(argument, "L;GridLauncher: the place of a size", &place)) {
+            return -1;
+        }
+        *slot = place;
+        if (place < 0 || place >= sizes) {
+            PyErr_Format(PyExc_ValueError, "GridLauncher: of %d sizes none is number %lld", sizes, place);
+            return -1;
+        }
+        return 0;
+    }
+    *number = PyLong_AsLongLong(argument);
+    if (*number < 0 && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: blocks and bytes must not be negative");
+    }
+    return *number < 0 ? -1 : 0;
+}
+
+/* (function, blocks, threads, shared_bytes, has_barriers) */
+static int
+read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase *phase)
+{
+    PyObject *function, *blocks;
+    int has_barriers;
+    long threads, shared;
+    if (!PyTuple_Check(argument)
+        || !PyArg_ParseTuple(argument, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
+        || read_size(blocks, self->size_count, &phase->grid.blocks, &phase->grid.slot) < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "GridLauncher: a phase is a tuple");
+        }
+        return -1;
+    }
+    if (threads < 1 || threads > MOST_THREADS || threads % self->warp || shared < 0 || shared > INT32_MAX / 2) {
+        PyErr_Format(PyExc_ValueError, "GridLauncher: no block has %ld threads and %ld bytes of shared memory", threads,
+                     shared);
+        return -1;
+    }
+    void *address = PyLong_AsVoidPtr(function);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (is_host && address == NULL) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: the address of a phase is zero");
+        return -1;
+    }
+    memcpy(&phase->function, &address, sizeof address);
+    phase->grid.threads = threads;
+    phase->grid.shared_bytes = shared;
+    phase->has_barriers = has_barriers;
+    return 0;
+}
+
+static int
+read_phases(GridLauncher *self, PyObject *phases, bool is_host)
+{
+    self->phase_count = (int)PyTuple_GET_SIZE(phases);
+    self->phases = calloc((size_t)self->phase_count + 1, sizeof *self->phases);
+    if (self->phases == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < self->phase_count; i++) {
+        if (read_phase(PyTuple_GET_ITEM(phases, i), self, is_host, &self->phases[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* A byte for each buffer but the sizes. 0, or -1 with an exception. */
 static int
 read_numbers(GridLauncher *self, PyObject *bytes)
@@ -156,7 +188,7 @@ read_numbers(GridLauncher *self, PyObject *bytes)
         return 0;
     }
     const char *numbers = PyBytes_AS_STRING(bytes);
-    bool fits = count == self->any.buffers - (self->size_count > 0);
+    bool fits = count == pointer_count(self);
     for (Py_ssize_t i = 0; fits && i < count; i++) {
         fits = numbers[i] == 0 || numbers[i] == 1 || numbers[i] == 2 || numbers[i] == 4 || numbers[i] == 8;
     }
@@ -177,7 +209,7 @@ read_numbers(GridLauncher *self, PyObject *bytes)
 static Py_ssize_t
 first_in_memory(const GridLauncher *self)
 {
-    for (Py_ssize_t i = 0; i < self->any.buffers - (self->size_count > 0); i++) {
+    for (Py_ssize_t i = 0; i < pointer_count(self); i++) {
         if (!is_number(self, i)) {
             return i;
         }
@@ -213,8 +245,8 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     bool is_host = support == Py_None;
     self->any.vectorcall = launcher_call;
     self->any.buffers = buffers;
-    self->launch = is_host ? host_grid_launch : cuda_grid_launch;
-    self->finish = is_host ? host_grid_finish : cuda_grid_finish;
+    self->launch = is_host ? host_launch : cuda_grid_launch;
+    self->finish = is_host ? host_finish : cuda_grid_finish;
     self->any.launch = alignment > 1 ? checked_launch : self->launch;
     self->any.finish = alignment > 1 ? checked_finish : self->finish;
     self->alignment = (unsigned)alignment;
@@ -223,7 +255,7 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->warp = (unsigned)warp;
     self->device = device;
     self->support = is_host ? NULL : Py_NewRef(support);
-    if (read_numbers(self, numbers) < 0 || read_size(workspace, sizes, &self->workspace) < 0
+    if (read_numbers(self, numbers) < 0 || read_size(workspace, sizes, &self->workspace, &self->workspace_slot) < 0
         || read_phases(self, phases, is_host) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -262,6 +294,27 @@ PyTypeObject GridLauncherType = {
     .tp_members = members,
     .tp_doc = PyDoc_STR("launcher(threads, *tensors) launches the grids of a kernel, one after the other."),
 };
+
+/* simt_barrier_address() and set_simt_order(order, seed): see _native.pyi. */
+static PyObject *
+simt_barrier_address(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromVoidPtr((void *)(uintptr_t)host_grid_barrier);
+}
+
+static PyObject *
+set_simt_order(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *order;
+    unsigned long long seed = 0;
+    if (!PyArg_ParseTuple(args, "s|K:set_simt_order", &order, &seed)) {
+        return NULL;
+    }
+    if (!host_grid_set_order(order, seed)) {
+        return PyErr_Format(PyExc_ValueError, "blocks and warps run forward, reverse or shuffled, not %s", order);
+    }
+    Py_RETURN_NONE;
+}
 
 static PyMethodDef functions[] = {
     {"simt_barrier_address", simt_barrier_address, METH_NOARGS,

@@ -1,11 +1,11 @@
 /* Runs grids on the host: a block is a loop over its warps, each a function on vectors, interleaved at barriers.
 
-     launch     every phase, every block of it: shared memory filled with 0xFF, so that what nobody wrote is seen
+     run        every block of a phase: shared memory filled with 0xFF, so that what nobody wrote is seen
        block    without barriers a loop over its warps; else each warp is a fiber with a stack of its own
          turn   every warp runs up to its next barrier or its end; then all wait there, or all are done
 
    Where some warps end while others wait at a barrier, a GPU would hang or worse: here the launch fails. The order of
-   warps and blocks can be changed (set_simt_order), so that a missing barrier shows. */
+   warps and blocks can be changed (host_grid_set_order), so that a missing barrier shows. */
 #define _GNU_SOURCE
 #include "gpu/host_grid.h"
 
@@ -19,14 +19,26 @@
 enum { STACK_BYTES = 256 * 1024, SHARED_ALIGNMENT = 128, FENCE_BYTES = 64, FENCE = 0xA5, UNWRITTEN = 0xFF };
 enum { FORWARD, REVERSE, SHUFFLED };
 
-typedef void (*WarpFunction)(void **buffers, void *workspace, int64_t block, int64_t warp, void *shared);
-
 /* --- the order of blocks and warps ------------------------------------------------------------------ */
 
 static struct {
     int kind;
     uint64_t seed;
-} order; /* set by tests, with the GIL and while no grid runs */
+} order;
+
+bool
+host_grid_set_order(const char *name, uint64_t seed)
+{
+    static const char *const kinds[] = {[FORWARD] = "forward", [REVERSE] = "reverse", [SHUFFLED] = "shuffled"};
+    for (int kind = FORWARD; kind <= SHUFFLED; kind++) {
+        if (strcmp(name, kinds[kind]) == 0) {
+            order.kind = kind;
+            order.seed = seed;
+            return true;
+        }
+    }
+    return false;
+}
 
 static uint64_t
 scrambled(uint64_t number)
@@ -152,9 +164,8 @@ typedef struct {
 static _Thread_local Block *at_work; /* a block whose warps may wait for each other */
 static _Thread_local bool has_strayed; /* one waited in a phase that was said to have no barriers */
 
-/* What generated code calls as `smelt_simt_barrier`. */
-static void
-simt_barrier(void)
+void
+host_grid_barrier(void)
 {
     Block *block = at_work;
     if (block == NULL) {
@@ -219,17 +230,23 @@ run_loop(Block *block)
     }
 }
 
-/* --- a launch --------------------------------------------------------------------------------------- */
+/* --- a phase ---------------------------------------------------------------------------------------- */
+
+void
+host_grid_fill(void *memory, size_t bytes)
+{
+    memset(memory, UNWRITTEN, bytes);
+}
 
 /* 0, or why it did not work. */
 static int
-run_blocks(Block *block, const GridPhase *phase, int64_t blocks)
+run_blocks(Block *block, size_t shared_bytes, int64_t blocks)
 {
     Turns turns = turns_of((uint64_t)blocks, block->rounds++);
     for (int64_t i = 0; i < blocks; i++) {
         block->block = turn(&turns, (uint64_t)i);
-        memset(block->shared, UNWRITTEN, phase->shared_bytes);
-        memset((char *)block->shared + phase->shared_bytes, FENCE, FENCE_BYTES);
+        host_grid_fill(block->shared, shared_bytes);
+        memset((char *)block->shared + shared_bytes, FENCE, FENCE_BYTES);
         if (block->warps == NULL) {
             run_loop(block);
         }
@@ -239,7 +256,7 @@ run_blocks(Block *block, const GridPhase *phase, int64_t blocks)
         if (has_strayed) {
             return GRID_STRAY_BARRIER;
         }
-        const unsigned char *fence = (const unsigned char *)block->shared + phase->shared_bytes;
+        const unsigned char *fence = (const unsigned char *)block->shared + shared_bytes;
         for (size_t k = 0; k < FENCE_BYTES; k++) {
             if (fence[k] != FENCE) {
                 return GRID_OVERRUN;
@@ -249,14 +266,14 @@ run_blocks(Block *block, const GridPhase *phase, int64_t blocks)
     return 0;
 }
 
-static int
-run_phase(const GridLauncher *self, const GridPhase *phase, LaunchCall *call, int64_t blocks)
+int
+host_grid_run(const GridPhase *phase, unsigned warp, int64_t blocks, void **buffers, void *workspace)
 {
-    size_t shared = (phase->shared_bytes + FENCE_BYTES + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT;
-    Block block = {.buffers = call->buffers, .count = phase->threads / self->warp};
-    block.workspace = call->workspace->memory;
-    block.shared = aligned_alloc(SHARED_ALIGNMENT, shared);
-    memcpy(&block.function, &phase->function, sizeof block.function);
+    const size_t shared = (size_t)phase->grid.shared_bytes;
+    Block block = {.function = phase->function, .buffers = buffers, .workspace = workspace};
+    block.count = (size_t)phase->grid.threads / warp;
+    block.shared = aligned_alloc(SHARED_ALIGNMENT, (shared + FENCE_BYTES + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT
+                                                       * SHARED_ALIGNMENT);
     bool has_fibers = phase->has_barriers && block.count > 1;
     if (has_fibers) {
         block.warps = calloc(block.count, sizeof *block.warps);
@@ -267,7 +284,7 @@ run_phase(const GridLauncher *self, const GridPhase *phase, LaunchCall *call, in
         Block *outer = at_work;
         at_work = phase->has_barriers ? &block : NULL;
         has_strayed = false;
-        fault = run_blocks(&block, phase, blocks);
+        fault = run_blocks(&block, shared, blocks);
         at_work = outer;
     }
     free(block.shared);
@@ -276,77 +293,4 @@ run_phase(const GridLauncher *self, const GridPhase *phase, LaunchCall *call, in
         release_stacks(block.stacks);
     }
     return fault;
-}
-
-int
-host_grid_launch(AnyLauncher *any, LaunchCall *call)
-{
-    const GridLauncher *self = (const GridLauncher *)any;
-    const int64_t *sizes = grid_sizes(self, call);
-    int64_t bytes = grid_size(self->workspace, sizes);
-    call->fault = bytes < 0 || !workspace_fits(call->workspace, (size_t)bytes) ? GRID_MEMORY : 0;
-    if (call->fault == 0 && bytes) {
-        memset(call->workspace->memory, UNWRITTEN, (size_t)bytes);
-    }
-    for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
-        int64_t blocks = grid_size(self->phases[i].blocks, sizes);
-        call->phase = i;
-        if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
-            call->fault = GRID_BLOCKS;
-        }
-        else if (blocks) {
-            call->fault = run_phase(self, &self->phases[i], call, blocks);
-        }
-    }
-    return call->fault ? -1 : 0;
-}
-
-int
-host_grid_finish(AnyLauncher *Py_UNUSED(any), LaunchCall *call)
-{
-    switch (call->fault) {
-    case GRID_MEMORY:
-        PyErr_NoMemory();
-        break;
-    case GRID_BLOCKS:
-        PyErr_Format(PyExc_ValueError, "phase %d: no grid has so many blocks", call->phase);
-        break;
-    case GRID_DIVERGED:
-        PyErr_Format(PyExc_RuntimeError, "phase %d: some warps end while others of their block wait at a barrier",
-                     call->phase);
-        break;
-    case GRID_STRAY_BARRIER:
-        PyErr_Format(PyExc_RuntimeError, "phase %d waits at a barrier, and was said to have none", call->phase);
-        break;
-    default:
-        PyErr_Format(PyExc_RuntimeError, "phase %d writes beyond its shared memory", call->phase);
-    }
-    return -1;
-}
-
-/* --- for Python ------------------------------------------------------------------------------------- */
-
-PyObject *
-simt_barrier_address(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
-{
-    return PyLong_FromVoidPtr((void *)(uintptr_t)simt_barrier);
-}
-
-PyObject *
-set_simt_order(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static const char *const kinds[] = {[FORWARD] = "forward", [REVERSE] = "reverse", [SHUFFLED] = "shuffled"};
-    const char *wanted;
-    unsigned long long seed = 0;
-    if (!PyArg_ParseTuple(args, "s|K:set_simt_order", &wanted, &seed)) {
-        return NULL;
-    }
-    for (int kind = 0; kind < (int)Py_ARRAY_LENGTH(kinds); kind++) {
-        if (strcmp(wanted, kinds[kind]) == 0) {
-            order.kind = kind;
-            order.seed = seed;
-            Py_RETURN_NONE;
-        }
-    }
-    return PyErr_Format(PyExc_ValueError, "blocks and warps run forward, reverse or shuffled, not %s", wanted);
 }

@@ -134,10 +134,10 @@ def _opened() -> CudaDriver | str:
             return f"there is no CUDA driver: {error}"
         except _native.CudaError as error:
             return f"the CUDA driver does not start: {error}"
-        return CudaDriver(version, tuple(_device(number) for number in range(_native.cuda_device_count())))
+        return CudaDriver(version, tuple(_device(*each) for each in enumerate(_native.cuda_device_names())))
 
 
-def _device(number: int) -> CudaDevice:
+def _device(number: int, name: str) -> CudaDevice:
     attributes = {name: _native.cuda_attribute(number, attribute) for name, attribute in _ATTRIBUTES.items()}
     capability = (_native.cuda_attribute(number, _MAJOR), _native.cuda_attribute(number, _MINOR))
-    return CudaDevice(number, _native.cuda_device_name(number), capability, **attributes)
+    return CudaDevice(number, name, capability, **attributes)

@@ -7,8 +7,9 @@
 A module is unloaded when nobody holds its `CudaCode` any more.
 """
 
+import contextlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from smelt import _native
 from smelt.base import locks
@@ -18,8 +19,6 @@ from smelt.runtime.cuda.driver import CudaDevice, driver, note_refusal, why_not_
 
 _MAGIC = b"smelt cuda 1\n"
 _HEAD = struct.Struct("<IIIQQ")  # capability, driver, lengths of the code and of the log
-# Questions about a function, by the numbers that the driver's manual gives them.
-_SHARED, _LOCAL, _REGISTERS = 1, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,8 @@ def image_key(device: CudaDevice) -> str:
 
 def assemble(ptx: str, device: CudaDevice) -> CudaImage:
     """Machine code of PTX for such a device."""
-    try:
+    with _refusals(f"the CUDA driver refuses generated code for {device.name}"):
         code, log = _native.cuda_link(ptx.encode(), device.number)
-    except _native.CudaError as error:
-        note_refusal(error)
-        raise SmeltError("SM030", _refusal(device, error)) from error
     return CudaImage(code, device.capability, driver().version, log)
 
 
@@ -103,27 +99,21 @@ class CudaCode:
         """The code in the memory of a device, loaded when it is first asked for."""
         with _native.Held(self._lock):
             if number not in self._modules:
-                self._modules[number] = self._load(_device(number))
+                device = _device(number)
+                code = self.image(device).code
+                with _refusals(f"the CUDA driver refuses generated code for {device.name}"):
+                    self._modules[number] = _native.CudaModule(code, number)
             return self._modules[number]
 
     def function(self, symbol: str, device: int, shared_bytes: int = 0) -> int:
         """What the driver launches: a function of the code on a device, allowed so much shared memory."""
-        try:
+        with _refusals(f"{symbol} cannot be launched on {_device(device).name}"):
             return self.module(device).function(symbol, shared_bytes)
-        except _native.CudaError as error:
-            raise SmeltError("SM030", f"{symbol} cannot be launched on {_device(device).name}: {error}") from error
 
     def usage(self, symbol: str, device: int, threads: int, shared_bytes: int = 0) -> FunctionUsage:
         """What a function takes, launched with blocks of so many threads."""
-        module, function = self.module(device), self.function(symbol, device, shared_bytes)
-        registers, local, shared = (module.attribute(function, each) for each in (_REGISTERS, _LOCAL, _SHARED))
-        return FunctionUsage(registers, local, shared, module.occupancy(function, threads, shared_bytes))
-
-    def _load(self, device: CudaDevice) -> _native.CudaModule:
-        try:
-            return _native.CudaModule(self.image(device).code, device.number)
-        except _native.CudaError as error:
-            raise SmeltError("SM030", _refusal(device, error)) from error
+        with _refusals(f"{symbol} cannot be launched on {_device(device).name}"):
+            return FunctionUsage(*self.module(device).usage(symbol, threads, shared_bytes))
 
 
 def _device(number: int) -> CudaDevice:
@@ -140,6 +130,11 @@ def _key(capability: tuple[int, int], driver: int) -> str:
     return f"sm_{capability[0]}{capability[1]} driver {driver}"
 
 
-def _refusal(device: CudaDevice, error: _native.CudaError) -> str:
-    log = error.log.strip()
-    return f"the CUDA driver refuses generated code for {device.name}: {error}" + (f"\n{log}" if log else "")
+@contextlib.contextmanager
+def _refusals(text: str) -> Iterator[None]:
+    """What the driver refuses is told as `text`, with the driver's own words and what its assembler printed."""
+    try:
+        yield
+    except _native.CudaError as error:
+        note_refusal(error)
+        raise SmeltError("SM030", f"{text}: {error}\n{error.log}".strip()) from error
