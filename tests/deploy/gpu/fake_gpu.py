@@ -7,14 +7,11 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import smelt
 from smelt.codegen.ahead_of_time import write_grids
@@ -25,8 +22,9 @@ from smelt.codegen.llvm.print_module import print_module
 from smelt.deploy.records import kernel_places, unaligned_kernels
 from smelt.device import register
 from smelt.ir.artifact.machine import Machine
+from tests.compiled_c import build
+from tests.runtime.cuda.fake_cuda import build_driver
 
-HERE = Path(__file__).parent
 WARP = 32
 CHIP = "sm_80"  # whose kernels have no clusters, as the driver here has none
 _NAME = "warps of 32 on the host"
@@ -44,18 +42,9 @@ class FakeGpu:
 
     def __init__(self, artifact: smelt.Artifact, folder: Path) -> None:
         self.folder = folder
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler")
-        self._compiler = compiler
-        self._build(["-Wl,-soname,libcuda.so.1"], [HERE / "fake_driver.c"], "libcuda.so.1")
+        build_driver(folder, "libcuda.so.1")
         parts = [part for part in artifact._parts if part.code.target.warp_size > 1]
         self._kernels(parts[0].machine)
-
-    def _build(self, flags: list[str], sources: list[Path], name: str) -> None:
-        command = [self._compiler, "-O1", "-g", "-Wall", "-Wextra", "-std=c11", "-shared", "-fPIC", *flags]
-        command += [*map(str, sources), "-o", str(self.folder / name), "-lm", "-ldl", "-lpthread"]
-        subprocess.run(command, check=True, timeout=120)
 
     def _kernels(self, machine: Machine) -> None:
         kernels = list(kernel_places(machine).values())
@@ -68,7 +57,7 @@ class FakeGpu:
             counts |= {grid.symbol: len(kernel.parameters) for grid in entry.grids}
         lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
         (self.folder / "counts.c").write_text("\n".join(lines) + "\n")
-        self._build([], [self.folder / "counts.c", self.folder / "kernels.o"], "kernels.so")
+        build(str(self.folder / "counts.c"), self.folder, str(self.folder / "kernels.o"), name="kernels.so")
 
     def environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         return {

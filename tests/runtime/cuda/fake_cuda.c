@@ -1,50 +1,91 @@
-/* A CUDA driver for machines without one: memory of a GPU is memory of the host, and grids run thread by thread.
+/* A CUDA driver for machines without one, which runs grids on the host.
 
-   A module is its PTX; what `.entry` names in it is a function, which does what `kernels` says for its name, or nothing.
-   It is as strict as the real one: launches fail in another context than the function's, with grids of no blocks, with
-   more shared memory than was allowed. All calls are counted; any may be told to fail. The functions of PyTorch that
-   launches call beside it are here too. */
+   A module is its PTX; what `.entry` names in it is a function. It is as strict as the real one: launches fail in another
+   context than the function's, with grids of no blocks, with more shared memory than was allowed. All calls are counted;
+   any may be told to fail. There are two kinds of GPUs:
+
+   - Without SMELT_FAKE_KERNELS memory of a GPU is memory of the host, modules are assembled first, and a launch does at
+     once what `kernels` says for the name of the function, or nothing, thread by thread. Tests in this process set and
+     read the variables that begin with fake_. The functions of PyTorch that launches call beside the driver are here too.
+   - With it, kernels are code that was made of the same kernels as the PTX, run by what runs grids on the host in smelt
+     (gpu/host_grid.c). Memory of the GPU may be touched by nobody but copies and kernels, and ends where a page does. What
+     is enqueued runs when somebody waits for its stream, not before. A pointer that a kernel is given must be in memory
+     that was allocated. What is left when the process ends is written to a file.
+
+     SMELT_FAKE_KERNELS    the shared library with a function for each grid
+     SMELT_FAKE_REPORT     where counts of calls, and of what was not given back, are written at the end
+     SMELT_FAKE_FAIL       "cuLaunchKernel 3 700": the call after three others fails with this number
+     SMELT_FAKE_CAPABILITY 80 unless it is said */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { DEVICES = 4, MOST_PARAMETERS = 128, MOST_LAUNCHES = 4096 };
+#include "gpu/host_grid.h"
+
+enum { MOST_DEVICES = 4, RECORDED_PARAMETERS = 128, MOST_PARAMETERS = 600, MOST_LAUNCHES = 4096 };
+enum { MOST_MEMORIES = 65536, WARP = 32, PAGE = 4096 };
 enum {
-    INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, INVALID_CONTEXT = 201,
-    INVALID_IMAGE = 200, INVALID_PTX = 218, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900
+    OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900
 };
 
-typedef struct { int device; } Context;
-typedef struct { char *text; Context *context; bool is_loaded; } Module;
-typedef struct { char name[64]; Module *module; int parameters, most_shared; } Function;
-typedef struct { char *image, *errors, *info; size_t error_bytes, info_bytes; Context *context; } Link;
+typedef struct { int device, retained; } Context;
+typedef struct { char *text; Context *context; bool is_loaded; void *kernels; } Module;
+typedef struct {
+    char name[64];
+    Module *module;
+    int parameters, most_shared;
+    WarpFunction run; /* of the kernels' library, and what that says of parameters; NULL: there is none */
+    int pointers;
+    bool is_pointer[MOST_PARAMETERS];
+} Function;
+typedef struct { char *image, *errors, *info; size_t error_bytes, info_bytes; } Link;
 typedef struct {
     char name[64];
     int device;
     unsigned grid[3], block[3], shared;
     void *stream;
     int count;
+    uint64_t parameters[RECORDED_PARAMETERS];
+} LaunchNote;
+typedef struct { char *map, *begin; size_t mapped, size; } Memory;
+typedef struct Operation {
+    struct Operation *next;
+    enum { TO_DEVICE, TO_HOST, WITHIN, LAUNCH } kind;
+    void *to, *from;
+    size_t size;
+    Function *function;
+    unsigned blocks, threads, shared;
     uint64_t parameters[MOST_PARAMETERS];
-} LaunchRecord;
+} Operation;
+typedef struct { Operation *first, **last; } Stream;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static Context contexts[DEVICES] = {{0}, {1}, {2}, {3}};
+static Context contexts[MOST_DEVICES] = {{.device = 0}, {.device = 1}, {.device = 2}, {.device = 3}};
 static _Thread_local Context *current;
 static _Thread_local int capture_mode;
 
 /* What tests set, and read. */
-int fake_version, fake_devices, fake_major, fake_minor, fake_newer; /* the last: by how much each device's minor number is */
+int fake_version = 12040, fake_devices = 1, fake_major = 8, fake_minor;
+int fake_newer; /* by how much each device's minor number is */
 int fake_capturing;
-void *fake_streams[DEVICES];
-LaunchRecord fake_launches[MOST_LAUNCHES];
-int fake_launch_count, fake_modules, fake_links, fake_blocks_taken, fake_blocks_free, fake_retained[DEVICES];
+void *fake_streams[MOST_DEVICES];
+LaunchNote fake_launches[MOST_LAUNCHES];
+int fake_launch_count, fake_modules, fake_links, fake_blocks_taken, fake_blocks_free;
 int fake_allocated_on[MOST_LAUNCHES];
 
 static struct { char name[64]; int code, after; } failure;
 static bool is_initialized;
+static Memory memories[MOST_MEMORIES];
+static int memory_count, frees, streams, waits;
+static Stream usual; /* the stream NULL */
 
 void
 fake_reset(void)
@@ -52,7 +93,6 @@ fake_reset(void)
     fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0, fake_newer = 0;
     fake_capturing = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
     memset(fake_streams, 0, sizeof fake_streams);
-    memset(fake_retained, 0, sizeof fake_retained);
     failure.name[0] = 0;
     current = NULL;
 }
@@ -93,12 +133,46 @@ told(const char *name)
 
 #define MAYBE_FAIL(name) do { int code = told(name); if (code) { return code; } } while (0)
 
+#define NEEDS_NO_CAPTURE() do { if (fake_capturing && capture_mode != 2) { return CAPTURE_UNSUPPORTED; } } while (0)
+#define NEEDS_CONTEXT() do { if (current == NULL || !current->retained) { return INVALID_CONTEXT; } } while (0)
+
+/* --- settings of a process that the driver is in, and what it leaves --------------------------------- */
+
+static void
+report(void)
+{
+    FILE *file = fopen(getenv("SMELT_FAKE_REPORT"), "w");
+    if (file) {
+        fprintf(file, "{\"allocations\": %d, \"left\": %d, \"modules\": %d, \"streams\": %d, \"contexts\": %d, "
+                      "\"launches\": %d, \"waits\": %d}\n",
+                memory_count, memory_count - frees, fake_modules, streams, contexts[0].retained, fake_launch_count, waits);
+        fclose(file);
+    }
+}
+
+__attribute__((constructor)) static void
+read_settings(void)
+{
+    const char *capability = getenv("SMELT_FAKE_CAPABILITY"), *failing = getenv("SMELT_FAKE_FAIL");
+    if (capability) {
+        fake_major = atoi(capability) / 10;
+        fake_minor = atoi(capability) % 10;
+    }
+    if (failing && sscanf(failing, "%63s %d %d", failure.name, &failure.after, &failure.code) != 3) {
+        failure.name[0] = 0;
+    }
+}
+
 /* --- the driver ------------------------------------------------------------------------------------- */
 
 int
 cuInit(unsigned flags)
 {
     MAYBE_FAIL("cuInit");
+    if (!is_initialized && getenv("SMELT_FAKE_REPORT")) {
+        dlopen("libcuda.so.1", RTLD_NOW); /* held for good: what is left is counted when the process ends */
+        atexit(report);
+    }
     is_initialized = true;
     return flags ? INVALID_VALUE : 0;
 }
@@ -163,7 +237,14 @@ cuDevicePrimaryCtxRetain(Context **context, int device)
 {
     MAYBE_FAIL("cuDevicePrimaryCtxRetain");
     *context = &contexts[device - 100];
-    fake_retained[device - 100]++;
+    contexts[device - 100].retained++;
+    return 0;
+}
+
+int
+cuDevicePrimaryCtxRelease_v2(int device)
+{
+    contexts[device - 100].retained--;
     return 0;
 }
 
@@ -198,24 +279,56 @@ cuStreamIsCapturing(void *stream, int *status)
     return 0;
 }
 
-static bool
-is_unsafe(void)
+static void
+find_logs(Link *link, unsigned count, int *options, void **values)
 {
-    return fake_capturing && capture_mode != 2;
+    for (unsigned i = 0; i < count; i++) {
+        switch (options[i]) {
+        case 3: link->info = values[i]; break;
+        case 4: link->info_bytes = (size_t)values[i]; break;
+        case 5: link->errors = values[i]; break;
+        case 6: link->error_bytes = (size_t)values[i]; break;
+        }
+    }
+}
+
+/* Nothing is wrong with a text that begins as PTX does. */
+static int
+check_ptx(const char *text, const char *name, const Link *link)
+{
+    if (strstr(text, ".version")) {
+        return OK;
+    }
+    snprintf(link->errors, link->error_bytes, "%s, line 1; fatal   : Missing .version directive", name);
+    return INVALID_PTX;
 }
 
 int
 cuModuleLoadDataEx(Module **module, const void *image, unsigned count, int *options, void **values)
 {
     MAYBE_FAIL("cuModuleLoadDataEx");
-    if (current == NULL || is_unsafe()) {
-        return current ? CAPTURE_UNSUPPORTED : INVALID_CONTEXT;
-    }
-    if (strncmp(image, "cubin of\n", 9) != 0) {
+    const char *path = getenv("SMELT_FAKE_KERNELS"), *text = image;
+    Link link = {.image = NULL};
+    NEEDS_CONTEXT();
+    NEEDS_NO_CAPTURE();
+    if (path == NULL && strncmp(text, "cubin of\n", 9) != 0) {
         return INVALID_IMAGE;
     }
+    find_logs(&link, count, options, values);
+    if (check_ptx(text, "module", &link)) {
+        return INVALID_PTX;
+    }
+    void *kernels = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    void (**waiting)(void) = kernels ? dlsym(kernels, "fake_barrier") : NULL;
+    if (path && waiting == NULL) {
+        fprintf(stderr, "no kernels: %s\n", dlerror());
+        return NOT_FOUND;
+    }
+    if (waiting) {
+        *waiting = host_grid_barrier;
+    }
     *module = calloc(1, sizeof **module);
-    **module = (Module){strdup((const char *)image + 9), current, true};
+    **module = (Module){strdup(text), current, true, kernels};
     fake_modules++;
     return 0;
 }
@@ -223,14 +336,17 @@ cuModuleLoadDataEx(Module **module, const void *image, unsigned count, int *opti
 int
 cuModuleUnload(Module *module)
 {
-    if (current != module->context || is_unsafe()) {
+    if (current != module->context) {
         return INVALID_CONTEXT;
     }
+    NEEDS_NO_CAPTURE();
     module->is_loaded = false; /* its memory stays, so that a late launch is seen */
     fake_modules--;
     return 0;
 }
 
+/* Parameters as the PTX has them: buffers and numbers, the workspace, then sizes. Which is which, the kernels' library
+   says: `k0_0_buffers` is how many buffers the function k0_0 takes. */
 int
 cuModuleGetFunction(Function **function, Module *module, const char *name)
 {
@@ -238,16 +354,23 @@ cuModuleGetFunction(Function **function, Module *module, const char *name)
     char entry[128];
     snprintf(entry, sizeof entry, ".entry %s(", name);
     const char *at = strstr(module->text, entry);
-    if (at == NULL) {
+    snprintf(entry, sizeof entry, "%s_buffers", name);
+    void *run = module->kernels ? dlsym(module->kernels, name) : NULL;
+    const int *buffers = run ? dlsym(module->kernels, entry) : NULL;
+    if (at == NULL || (module->kernels && buffers == NULL)) {
         return NOT_FOUND;
     }
-    Function *made = calloc(1, sizeof *made);
+    Function *made = calloc(1, sizeof *made); /* never freed, as the driver's are not */
     snprintf(made->name, sizeof made->name, "%s", name);
+    memcpy(&made->run, &run, sizeof run);
     made->module = module;
     made->most_shared = 48 * 1024;
+    made->pointers = buffers ? *buffers : 0;
     const char *end = strchr(at, ')');
-    for (const char *each = strstr(at, ".param"); each && each < end; each = strstr(each + 1, ".param")) {
-        made->parameters++;
+    for (const char *each = strstr(at, ".param"); each && each < end && made->parameters < MOST_PARAMETERS;
+         each = strstr(each + 1, ".param")) {
+        const char *line = strchr(each, '\n'), *mark = strstr(each, ".ptr");
+        made->is_pointer[made->parameters++] = mark && mark < line;
     }
     *function = made;
     return 0;
@@ -277,29 +400,14 @@ cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *function, int
     return function && shared < 1 << 20 ? 0 : INVALID_VALUE;
 }
 
-static void
-find_logs(Link *link, unsigned count, int *options, void **values)
-{
-    for (unsigned i = 0; i < count; i++) {
-        switch (options[i]) {
-        case 3: link->info = values[i]; break;
-        case 4: link->info_bytes = (size_t)values[i]; break;
-        case 5: link->errors = values[i]; break;
-        case 6: link->error_bytes = (size_t)values[i]; break;
-        }
-    }
-}
-
 int
 cuLinkCreate_v2(unsigned count, int *options, void **values, Link **link)
 {
     MAYBE_FAIL("cuLinkCreate");
-    if (current == NULL || is_unsafe()) {
-        return current ? CAPTURE_UNSUPPORTED : INVALID_CONTEXT;
-    }
+    NEEDS_CONTEXT();
+    NEEDS_NO_CAPTURE();
     *link = calloc(1, sizeof **link);
     find_logs(*link, count, options, values);
-    (*link)->context = current;
     fake_links++;
     return 0;
 }
@@ -313,8 +421,7 @@ cuLinkAddData_v2(Link *link, int kind, void *data, size_t size, const char *name
     if (kind != 1 || size == 0 || text[size - 1] != 0) {
         return INVALID_VALUE;
     }
-    if (strncmp(text, ".version", 8) != 0) {
-        snprintf(link->errors, link->error_bytes, "%s, line 1; fatal   : Missing .version directive", name);
+    if (check_ptx(text, name, link)) {
         return INVALID_PTX;
     }
     link->image = malloc(size + 9);
@@ -342,7 +449,227 @@ cuLinkDestroy(Link *link)
     return 0;
 }
 
-/* --- kernels ---------------------------------------------------------------------------------------- */
+/* --- memory ---------------------------------------------------------------------------------------------------- */
+
+static void
+protect(int how)
+{
+    for (int i = 0; i < memory_count; i++) {
+        if (memories[i].map) {
+            mprotect(memories[i].map + PAGE, memories[i].mapped - 2 * PAGE, how);
+        }
+    }
+}
+
+static Memory *
+memory_at(const void *address)
+{
+    for (int i = 0; i < memory_count; i++) {
+        const char *begin = memories[i].begin;
+        if (memories[i].map && (const char *)address >= begin && (const char *)address < begin + memories[i].size) {
+            return &memories[i];
+        }
+    }
+    return NULL;
+}
+
+static bool
+is_inside(const void *address, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    const Memory *found = memory_at(address);
+    const bool fits = found && size <= (size_t)(found->begin + found->size - (const char *)address);
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+int
+cuMemAlloc_v2(uint64_t *address, size_t size)
+{
+    MAYBE_FAIL("cuMemAlloc");
+    NEEDS_CONTEXT();
+    const size_t room = (size + 255) / 256 * 256, pages = (room + PAGE - 1) / PAGE * PAGE;
+    if (size == 0 || memory_count == MOST_MEMORIES) {
+        return INVALID_VALUE;
+    }
+    char *map = mmap(NULL, pages + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pthread_mutex_lock(&lock);
+    memories[memory_count++] = (Memory){map, map + PAGE + pages - room, pages + 2 * PAGE, size};
+    *address = (uint64_t)(uintptr_t)memories[memory_count - 1].begin;
+    mprotect(map + PAGE, pages, PROT_READ | PROT_WRITE);
+    memset(map + PAGE, 0xFF, pages); /* what nobody wrote shows */
+    mprotect(map + PAGE, pages, PROT_NONE);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+int
+cuMemFree_v2(uint64_t address)
+{
+    NEEDS_CONTEXT();
+    pthread_mutex_lock(&lock);
+    Memory *found = memory_at((void *)(uintptr_t)address);
+    if (found == NULL || (uint64_t)(uintptr_t)found->begin != address) {
+        pthread_mutex_unlock(&lock);
+        return INVALID_VALUE;
+    }
+    munmap(found->map, found->mapped);
+    found->map = NULL;
+    frees++;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+int
+cuPointerGetAttribute(void *value, int attribute, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    const bool found = memory_at((void *)(uintptr_t)address) != NULL;
+    pthread_mutex_unlock(&lock);
+    if (attribute != 2 || !found) {
+        return INVALID_VALUE;
+    }
+    *(unsigned *)value = 2;
+    return OK;
+}
+
+/* --- streams ---------------------------------------------------------------------------------------- */
+
+/* Pointers and numbers as the host's functions have them: in an array, numbers by address, sizes as its last. */
+static int
+run_grid(Operation *made)
+{
+    const Function *function = made->function;
+    void *buffers[MOST_PARAMETERS];
+    for (int i = 0; i < function->pointers; i++) {
+        void *given = (void *)(uintptr_t)made->parameters[i];
+        if (function->is_pointer[i] && memory_at(given) == NULL) {
+            return ILLEGAL_ADDRESS;
+        }
+        buffers[i] = function->is_pointer[i] ? given : (void *)&made->parameters[i];
+    }
+    buffers[function->pointers] = &made->parameters[function->pointers + 1];
+    const GridPhase phase = {{.threads = made->threads, .shared_bytes = made->shared}, function->run, true};
+    void *workspace = (void *)(uintptr_t)made->parameters[function->pointers];
+    return host_grid_run(&phase, WARP, made->blocks, buffers, workspace) ? LAUNCH_FAILED : OK;
+}
+
+static Stream *
+stream_of(Stream *given)
+{
+    Stream *found = given ? given : &usual;
+    if (found->last == NULL) {
+        found->last = &found->first;
+    }
+    return found;
+}
+
+static void
+enqueue(Stream *given, const Operation *operation)
+{
+    Stream *stream = stream_of(given);
+    Operation *made = malloc(sizeof *made);
+    *made = *operation;
+    made->next = NULL;
+    *stream->last = made;
+    stream->last = &made->next;
+}
+
+/* All that was enqueued, up to what fails; `result`: what has failed already. */
+static int
+drain(Stream *given, int result)
+{
+    Stream *stream = stream_of(given);
+    pthread_mutex_lock(&lock);
+    protect(PROT_READ | PROT_WRITE);
+    while (stream->first) {
+        Operation *each = stream->first;
+        stream->first = each->next;
+        if (result == OK && each->kind == LAUNCH) {
+            result = run_grid(each);
+        }
+        else if (result == OK) {
+            memmove(each->to, each->from, each->size);
+        }
+        if (each->kind == TO_DEVICE) {
+            free(each->from);
+        }
+        free(each);
+    }
+    stream->last = &stream->first;
+    protect(PROT_NONE);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int
+cuStreamCreate(Stream **stream, unsigned flags)
+{
+    MAYBE_FAIL("cuStreamCreate");
+    NEEDS_CONTEXT();
+    *stream = calloc(1, sizeof **stream);
+    streams++;
+    return flags == 1 ? OK : INVALID_VALUE;
+}
+
+int
+cuStreamDestroy_v2(Stream *stream)
+{
+    NEEDS_CONTEXT();
+    const int result = drain(stream, OK);
+    free(stream);
+    streams--;
+    return result;
+}
+
+int
+cuStreamSynchronize(Stream *stream)
+{
+    NEEDS_CONTEXT();
+    waits++;
+    return drain(stream, told("cuStreamSynchronize"));
+}
+
+/* What is copied from the host is read at once, as from memory that is not pinned. */
+int
+cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, Stream *stream)
+{
+    MAYBE_FAIL("cuMemcpyHtoD");
+    NEEDS_CONTEXT();
+    if (!is_inside((void *)(uintptr_t)to, size)) {
+        return INVALID_VALUE;
+    }
+    void *staged = malloc(size);
+    memcpy(staged, from, size);
+    enqueue(stream, &(Operation){.kind = TO_DEVICE, .to = (void *)(uintptr_t)to, .from = staged, .size = size});
+    return OK;
+}
+
+int
+cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, Stream *stream)
+{
+    MAYBE_FAIL("cuMemcpyDtoH");
+    NEEDS_CONTEXT();
+    if (!is_inside((void *)(uintptr_t)from, size)) {
+        return INVALID_VALUE;
+    }
+    enqueue(stream, &(Operation){.kind = TO_HOST, .to = to, .from = (void *)(uintptr_t)from, .size = size});
+    return OK;
+}
+
+int
+cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, Stream *stream)
+{
+    NEEDS_CONTEXT();
+    if (!is_inside((void *)(uintptr_t)to, size) || !is_inside((void *)(uintptr_t)from, size)) {
+        return INVALID_VALUE;
+    }
+    void *target = (void *)(uintptr_t)to, *source = (void *)(uintptr_t)from;
+    enqueue(stream, &(Operation){.kind = WITHIN, .to = target, .from = source, .size = size});
+    return OK;
+}
+
+/* --- kernels by name ---------------------------------------------------------------------------------------- */
 
 static void *
 pointer(void **parameters, int number)
@@ -394,16 +721,14 @@ static const struct {
 } kernels[] = {{"add_one", add_one}, {"sum_blocks", sum_blocks}, {"sum_workspace", sum_workspace}};
 
 static void
-record(const Function *function, const unsigned *grid, const unsigned *block, unsigned shared, void *stream,
-       void **parameters)
+note(const Function *function, unsigned blocks, unsigned threads, unsigned shared, void *stream, void **parameters)
 {
     pthread_mutex_lock(&lock);
-    LaunchRecord *made = &fake_launches[fake_launch_count++ % MOST_LAUNCHES];
-    *made = (LaunchRecord){.device = current->device, .shared = shared, .stream = stream, .count = function->parameters};
+    LaunchNote *made = &fake_launches[fake_launch_count++ % MOST_LAUNCHES];
+    *made = (LaunchNote){.device = current->device, .grid = {blocks, 1, 1}, .block = {threads, 1, 1}, .shared = shared,
+                         .stream = stream, .count = function->parameters};
     memcpy(made->name, function->name, sizeof made->name);
-    memcpy(made->grid, grid, sizeof made->grid);
-    memcpy(made->block, block, sizeof made->block);
-    for (int i = 0; i < function->parameters && i < MOST_PARAMETERS; i++) {
+    for (int i = 0; i < function->parameters && i < RECORDED_PARAMETERS; i++) {
         memcpy(&made->parameters[i], parameters[i], sizeof(uint64_t));
     }
     pthread_mutex_unlock(&lock);
@@ -418,10 +743,18 @@ cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsign
         return INVALID_CONTEXT;
     }
     if (gx == 0 || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 || extra
-        || (int)shared > function->most_shared) {
+        || (int)shared > function->most_shared || (function->run && (bx % WARP || stream == NULL))) {
         return INVALID_VALUE;
     }
-    record(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, stream, parameters);
+    note(function, gx, bx, shared, stream, parameters);
+    if (function->run) {
+        Operation made = {.kind = LAUNCH, .function = function, .blocks = gx, .threads = bx, .shared = shared};
+        for (int i = 0; i < function->parameters; i++) {
+            memcpy(&made.parameters[i], parameters[i], sizeof(uint64_t));
+        }
+        enqueue(stream, &made);
+        return 0;
+    }
     for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
         for (unsigned i = 0; strcmp(kernels[k].name, function->name) == 0 && i < gx * bx; i++) {
             kernels[k].run(parameters, i / bx, bx, i % bx);

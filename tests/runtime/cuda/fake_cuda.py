@@ -8,6 +8,7 @@
 import ctypes
 import gc
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -83,9 +84,14 @@ class FakeCuda:
         return {name: ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0 for name in wanted}
 
 
+def build_driver(folder: Path, name: str) -> str:
+    """The path of the driver as a shared object of this name."""
+    return build("tests/runtime/cuda/fake_cuda.c", folder, "gpu/host_grid.c", name=name)
+
+
 @pytest.fixture(scope="session")
 def built_cuda(tmp_path_factory: pytest.TempPathFactory) -> FakeCuda:
-    return FakeCuda(build("tests/runtime/cuda/fake_cuda.c", tmp_path_factory.mktemp("fake_cuda")))
+    return FakeCuda(build_driver(tmp_path_factory.mktemp("fake_cuda"), "fake_cuda.so"))
 
 
 @pytest.fixture
