@@ -14,8 +14,7 @@ CSRC = ROOT / "src" / "smelt" / "csrc"
 
 
 def build(source: str, folder: Path, *more: str, name: str = "") -> str:
-    """The path of the shared object, called `name`, or as the source is. `more`: sources of smelt, whose headers all may
-    include."""
+    """The path of the shared object, called `name`, or as the source is. `more`: sources of smelt."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")

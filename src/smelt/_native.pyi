@@ -477,11 +477,12 @@ def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -
 class Code:
     """An image of machine code in executable memory, which goes with this object.
 
-    Each of `slots`, `(offset, value, relative)`, is eight bytes of the image that get a value; a relative one counts
-    from the image's own address. The rest of the image does not depend on where it lies, beyond being page-aligned.
+    Each of `slots` is four words, as a slot of an artifact's file has them: where in the image eight bytes are that get a
+    value, 0, whether the value does not count from the image's own address, and the value. The rest of the image does not
+    depend on where it lies, beyond being page-aligned.
     """
 
-    def __init__(self, image: bytes, slots: Sequence[tuple[int, int, bool]]) -> None: ...
+    def __init__(self, image: bytes, slots: bytes) -> None: ...
     @property
     def address(self) -> int: ...
 

@@ -146,20 +146,22 @@ def test_a_function_that_nobody_has_is_an_error_not_a_crash() -> None:
 @pytest.mark.parametrize("offset", [-1, 9, 16, 1 << 62])
 def test_slots_and_functions_outside_the_image_are_refused(offset: int) -> None:
     with pytest.raises(ValueError, match="outside"):
-        _native.Code(bytes(16), [(offset, 0, False)])
+        _native.Code(bytes(16), struct.pack("<4q", offset, 0, 1, 0))
     if offset != 9:
         with pytest.raises(SmeltError, match="outside"):
             load(Image(bytes(16), (("f", offset),), ()))
 
 
 def test_slots_may_count_from_the_image() -> None:
-    code = _native.Code(bytes(16), [(0, 5, True), (8, 5, False)])
+    code = _native.Code(bytes(16), struct.pack("<8q", 0, 0, 0, 5, 8, 0, 1, 5))
     assert code.address % 4096 == 0
     held = ctypes.string_at(code.address, 16)
     assert struct.unpack("<QQ", held) == (code.address + 5, 5)
 
 
-@pytest.mark.parametrize("slots", [None, [1], [(1, 2)], [("a", 0, False)]])
+@pytest.mark.parametrize("slots", [None, [1], "text", bytearray(32)])
 def test_slots_of_another_form_are_refused(slots: Any) -> None:
     with pytest.raises(TypeError):
         _native.Code(bytes(16), slots)
+    with pytest.raises(ValueError, match="four words"):
+        _native.Code(bytes(16), bytes(31))

@@ -6,7 +6,6 @@
 
 #include "executor/parallel.h"
 
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -26,17 +25,6 @@ static const struct {
     MATH(fmod), MATH(sqrt), MATH(cbrt), MATH(fma), MATH(floor), MATH(ceil), MATH(trunc), MATH(round), MATH(rint),
     MATH(nearbyint), MATH(fmin), MATH(fmax), MATH(copysign), MATH(ldexp), MATH(lgamma), MATH(tgamma), MATH(hypot),
 };
-
-static Function
-find_outside(const char *name, size_t length)
-{
-    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
-        if (strlen(outside[i].name) == length && memcmp(outside[i].name, name, length) == 0) {
-            return outside[i].function;
-        }
-    }
-    return NULL;
-}
 
 smelt_status
 smelt_code_read(Code *code, const void *data, int64_t size, smelt_error *error)
@@ -74,39 +62,22 @@ smelt_code_read(Code *code, const void *data, int64_t size, smelt_error *error)
 }
 
 static smelt_status
-fill_slots(const Code *code, char *memory, smelt_error *error)
+find_outside(const void *context, const SlotRecord *slot, uint64_t *address, smelt_error *error)
 {
-    for (int64_t i = 0; i < code->header->slots; i++) {
-        const SlotRecord *slot = &code->slots[i];
-        const char *name = code->names + slot->name;
-        uint64_t address = (uint64_t)(uintptr_t)memory;
-        if (slot->length) {
-            const Function function = find_outside(name, (size_t)slot->length);
-            if (function == NULL) {
-                return smelt_fail(error, SMELT_ERROR_TARGET, "the code calls %.*s, which this runtime does not have",
-                                  slot->length < 100 ? (int)slot->length : 100, name);
-            }
-            address = (uint64_t)(uintptr_t)function;
+    const char *name = ((const Code *)context)->names + slot->name;
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        if (strlen(outside[i].name) == (size_t)slot->length && memcmp(outside[i].name, name, (size_t)slot->length) == 0) {
+            *address = (uint64_t)(uintptr_t)outside[i].function;
+            return SMELT_OK;
         }
-        address += (uint64_t)slot->addend;
-        memcpy(memory + slot->offset, &address, sizeof address);
     }
-    return SMELT_OK;
+    return smelt_fail(error, SMELT_ERROR_TARGET, "the code calls %.*s, which this runtime does not have",
+                      slot->length < 100 ? (int)slot->length : 100, name);
 }
 
 smelt_status
 smelt_code_load(Code *code, smelt_error *error)
 {
-    const size_t bytes = (size_t)code->header->image_bytes;
-    if (!smelt_code_image_map(&code->loaded, code->image, bytes)) {
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for %zu bytes of code", bytes);
-    }
-    smelt_status status = fill_slots(code, code->loaded.memory, error);
-    if (!status && !smelt_code_image_seal(&code->loaded)) {
-        status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s", strerror(errno));
-    }
-    if (status) {
-        smelt_code_image_unmap(&code->loaded);
-    }
-    return status;
+    return smelt_code_image_load(&code->loaded, code->image, (size_t)code->header->image_bytes, code->slots,
+                                 code->header->slots, find_outside, code, error);
 }

@@ -2,31 +2,52 @@
 #define _GNU_SOURCE
 #include "executor/code_image.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-bool
-smelt_code_image_map(CodeImage *image, const void *code, size_t bytes)
+static smelt_status
+fill_slots(char *memory, int64_t bytes, const SlotRecord *slots, int64_t count, smelt_find_outside find,
+           const void *context, smelt_error *error)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const SlotRecord *slot = &slots[i];
+        uint64_t address = (uint64_t)(uintptr_t)memory;
+        if (slot->offset < 0 || slot->offset > bytes - (int64_t)sizeof address) {
+            return smelt_fail(error, SMELT_ERROR_FILE, "a slot is outside the image of code");
+        }
+        const smelt_status status = slot->length ? find(context, slot, &address, error) : SMELT_OK;
+        if (status) {
+            return status;
+        }
+        address += (uint64_t)slot->addend;
+        memcpy(memory + slot->offset, &address, sizeof address);
+    }
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_code_image_load(CodeImage *image, const void *code, size_t bytes, const SlotRecord *slots, int64_t count,
+                      smelt_find_outside find, const void *context, smelt_error *error)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (bytes / page + 1) * page; /* never none */
     char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        return false;
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for %zu bytes of code", bytes);
     }
     memcpy(memory, code, bytes);
     *image = (CodeImage){memory, size};
-    return true;
-}
-
-bool
-smelt_code_image_seal(const CodeImage *image)
-{
-    if (mprotect(image->memory, image->size, PROT_READ | PROT_EXEC) < 0) {
-        return false;
+    smelt_status status = fill_slots(memory, (int64_t)bytes, slots, count, find, context, error);
+    if (!status && mprotect(memory, size, PROT_READ | PROT_EXEC) < 0) {
+        status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s", strerror(errno));
     }
-    __builtin___clear_cache(image->memory, image->memory + image->size);
-    return true;
+    if (status) {
+        smelt_code_image_unmap(image);
+        return status;
+    }
+    __builtin___clear_cache(memory, memory + size);
+    return SMELT_OK;
 }
 
 void

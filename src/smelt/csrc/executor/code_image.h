@@ -2,7 +2,9 @@
 #ifndef SMELT_EXECUTOR_CODE_IMAGE_H
 #define SMELT_EXECUTOR_CODE_IMAGE_H
 
-#include <stdbool.h>
+#include "executor/error.h"
+#include "executor/records.h"
+
 #include <stddef.h>
 
 typedef struct {
@@ -10,10 +12,14 @@ typedef struct {
     size_t size;
 } CodeImage;
 
-/* A copy of code that can be written, until smelt_code_image_seal makes it executable and read-only. False: errno says
-   why. */
-bool smelt_code_image_map(CodeImage *image, const void *code, size_t bytes);
-bool smelt_code_image_seal(const CodeImage *image);
+/* The address of what a slot with a name is filled with, before its addend. */
+typedef smelt_status (*smelt_find_outside)(const void *context, const SlotRecord *slot, uint64_t *address,
+                                           smelt_error *error);
+
+/* A copy of code, its slots filled: those without a name with places in the copy. From then on it is executable and
+   read-only. */
+smelt_status smelt_code_image_load(CodeImage *image, const void *code, size_t bytes, const SlotRecord *slots, int64_t count,
+                                   smelt_find_outside find, const void *context, smelt_error *error);
 void smelt_code_image_unmap(CodeImage *image);
 
 #endif

@@ -13,36 +13,13 @@ typedef struct {
     CodeImage image;
 } Code;
 
-/* 0, or -1 with an exception. An address in `relative` slots counts from the image's own start. */
-static int
-fill_slots(Code *self, Py_ssize_t image_size, PyObject *slots)
+/* Python found it: what a slot is filled with is all in its addend. */
+static smelt_status
+find_nothing(const void *Py_UNUSED(context), const SlotRecord *Py_UNUSED(slot), uint64_t *address,
+             smelt_error *Py_UNUSED(error))
 {
-    PyObject *items = PySequence_Fast(slots, "Code: slots must be a sequence");
-    if (items == NULL) {
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); i++) {
-        Py_ssize_t offset;
-        unsigned long long value;
-        int relative;
-        PyObject *item = PySequence_Fast_GET_ITEM(items, i);
-        if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "nKp:Code slot", &offset, &value, &relative)) {
-            if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_TypeError, "Code: a slot is (offset, value, relative)");
-            }
-            Py_DECREF(items);
-            return -1;
-        }
-        if (offset < 0 || offset > image_size - (Py_ssize_t)sizeof(uint64_t)) {
-            PyErr_SetString(PyExc_ValueError, "Code: a slot is outside the image");
-            Py_DECREF(items);
-            return -1;
-        }
-        uint64_t address = (uint64_t)value + (relative ? (uint64_t)(uintptr_t)self->image.memory : 0);
-        memcpy(self->image.memory + offset, &address, sizeof address);
-    }
-    Py_DECREF(items);
-    return 0;
+    *address = 0;
+    return SMELT_OK;
 }
 
 static PyObject *
@@ -51,20 +28,22 @@ code_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"image", "slots", NULL};
     Py_buffer image;
     PyObject *slots;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*O:Code", names, &image, &slots)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*S:Code", names, &image, &slots)) {
         return NULL;
     }
-    Code *self = (Code *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        PyBuffer_Release(&image);
-        return NULL;
+    Code *self = NULL;
+    if (PyBytes_GET_SIZE(slots) % (Py_ssize_t)sizeof(SlotRecord)) {
+        PyErr_SetString(PyExc_ValueError, "Code: slots of four words each");
     }
-    bool is_mapped = smelt_code_image_map(&self->image, image.buf, (size_t)image.len);
-    if (is_mapped && fill_slots(self, image.len, slots) < 0) {
-        Py_CLEAR(self);
+    else {
+        self = (Code *)type->tp_alloc(type, 0);
     }
-    else if (!is_mapped || !smelt_code_image_seal(&self->image)) {
-        PyErr_SetFromErrno(PyExc_OSError);
+    const int64_t count = PyBytes_GET_SIZE(slots) / (int64_t)sizeof(SlotRecord);
+    smelt_error error;
+    if (self
+        && smelt_code_image_load(&self->image, image.buf, (size_t)image.len, (const SlotRecord *)PyBytes_AS_STRING(slots),
+                                 count, find_nothing, NULL, &error)) {
+        PyErr_SetString(error.status == SMELT_ERROR_FILE ? PyExc_ValueError : PyExc_OSError, error.message);
         Py_CLEAR(self);
     }
     PyBuffer_Release(&image);

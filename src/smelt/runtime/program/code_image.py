@@ -6,6 +6,7 @@ An image does not depend on where it lies but for its slots: eight bytes each, w
 outside (found in the running process by name), or one inside the image.
 """
 
+import struct
 from collections.abc import Mapping
 
 from smelt import _native
@@ -45,10 +46,10 @@ class Loaded:
 
 def load(image: Image) -> Loaded:
     """Map an image. What it calls is found in this process."""
-    slots = []
+    words: list[int] = []  # of a SlotRecord (ir/artifact_file/layout.py) each, the address found as its addend
     for slot in image.slots:
-        address = _outside(slot.name) if slot.name else 0
-        slots.append((slot.offset, address + slot.addend, not slot.name))
+        words += slot.offset, 0, len(slot.name), (_outside(slot.name) if slot.name else 0) + slot.addend
+    slots = struct.pack(f"<{len(words)}q", *words)
     offsets = dict(image.symbols)
     if not all(0 <= offset < len(image.code) for offset in offsets.values()):
         raise SmeltError("SM030", "a function is outside its image")
