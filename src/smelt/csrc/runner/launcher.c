@@ -79,6 +79,16 @@ tensor_device(PyObject *tensor, int32_t *device)
     return *device == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
+int64_t
+thread_count(PyObject *number)
+{
+    long long threads = PyLong_AsLongLong(number);
+    if (threads < 1 && !PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", threads);
+    }
+    return threads < 1 ? 0 : threads;
+}
+
 /* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */
 static int
 launch(AnyLauncher *self, LaunchCall *call)
@@ -110,11 +120,8 @@ launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyO
                      self->buffers, count);
         return NULL;
     }
-    long long threads = PyLong_AsLongLong(args[0]);
-    if (threads < 1) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", threads);
-        }
+    int64_t threads = thread_count(args[0]);
+    if (threads == 0) {
         return NULL;
     }
     void *usual[USUAL_BUFFERS];

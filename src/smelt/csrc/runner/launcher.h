@@ -58,6 +58,9 @@ int launcher_init(void);
 int tensor_data(PyObject *tensor, void **data);
 int tensor_device(PyObject *tensor, int32_t *device);
 
+/* A number of threads, at least one; 0 with an exception. */
+int64_t thread_count(PyObject *number);
+
 /* What was kept, and what shall be: with the GIL. */
 Workspace workspace_acquire(Workspace *kept);
 void workspace_release(Workspace *kept, Workspace taken);

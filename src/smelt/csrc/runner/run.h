@@ -71,23 +71,22 @@ release_gil(Run *run)
     }
 }
 
-static inline void
-acquire_gil(Run *run)
-{
-    if (run->thread) {
-        PyEval_RestoreThread(run->thread);
-        run->thread = NULL;
-        run->program->acquisitions++;
-    }
-}
-
-/* After the last step. */
+/* After the last step: it is not counted. */
 static inline void
 come_back(Run *run)
 {
     if (run->thread) {
         PyEval_RestoreThread(run->thread);
         run->thread = NULL;
+    }
+}
+
+static inline void
+acquire_gil(Run *run)
+{
+    if (run->thread) {
+        come_back(run);
+        run->program->acquisitions++;
     }
 }
 

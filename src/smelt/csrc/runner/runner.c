@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_TENSORS = 32 };
+enum { USUAL_BYTES = 4096 }; /* of what a call has on its stack: more is allocated */
 
 /* --- steps that are timed ------------------------------------------------------------------------- */
 
@@ -285,40 +285,23 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
         PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)counts->inputs, how);
         return NULL;
     }
-    const int64_t values = self->table.counts[TENSORS];
-    Value usual[USUAL_VALUES];
-    void *usual_pointers[USUAL_BUFFERS];
-    uint64_t usual_words[3 * USUAL_TENSORS], *words = usual_words;
-    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .values = usual,
-               .pointers = usual_pointers, .step = -1};
-    if (values > USUAL_VALUES) {
-        run.values = PyMem_New(Value, values);
+    const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
+    const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
+    const size_t bytes = values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+    _Alignas(Value) char usual[USUAL_BYTES];
+    char *room = bytes <= sizeof usual ? usual : PyMem_Malloc(bytes);
+    if (room == NULL) {
+        return PyErr_NoMemory();
     }
-    if (self->most_buffers > USUAL_BUFFERS) {
-        run.pointers = PyMem_New(void *, self->most_buffers);
-    }
-    if (self->most_tensors > USUAL_TENSORS) {
-        words = PyMem_New(uint64_t, 3 * (size_t)self->most_tensors);
-    }
-    PyObject *result = NULL;
-    if (run.values && run.pointers && words) {
-        run.handles = (Handle *)words;
-        run.temporary = run.handles + self->most_tensors;
-        run.stack = words + 2 * (size_t)self->most_tensors;
-        memset(run.values, 0, (size_t)values * sizeof(Value));
-        result = run_program(self, &run, args, list);
-    }
-    else {
-        PyErr_NoMemory();
-    }
-    if (run.values != usual) {
-        PyMem_Free(run.values);
-    }
-    if (run.pointers != usual_pointers) {
-        PyMem_Free(run.pointers);
-    }
-    if (words != usual_words) {
-        PyMem_Free(words);
+    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .step = -1};
+    run.values = memset(room, 0, values);
+    run.pointers = (void **)(room + values);
+    run.handles = (Handle *)(room + values + pointers);
+    run.temporary = run.handles + self->most_tensors;
+    run.stack = (uint64_t *)(run.temporary + self->most_tensors);
+    PyObject *result = run_program(self, &run, args, list);
+    if (room != usual) {
+        PyMem_Free(room);
     }
     return result;
 }

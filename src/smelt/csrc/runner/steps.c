@@ -86,7 +86,6 @@ allocate(void *of, int64_t place)
     return 0;
 }
 
-/* How many threads kernels are to use, asked once a call. */
 int
 ask_threads(Run *run)
 {
@@ -98,16 +97,9 @@ ask_threads(Run *run)
     if (answer == NULL) {
         return -1;
     }
-    run->threads = PyLong_AsLongLong(answer);
+    run->threads = thread_count(answer);
     Py_DECREF(answer);
-    if (run->threads < 1) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", (long long)run->threads);
-        }
-        run->threads = 0;
-        return -1;
-    }
-    return 0;
+    return run->threads ? 0 : -1;
 }
 
 /* Calls kernel(threads, *tensors). */

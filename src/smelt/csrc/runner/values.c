@@ -9,7 +9,6 @@ set_object(Run *run, Value *value, PyObject *object, bool owned)
     *value = (Value){.object = object, .owns_object = owned, .handle = run->native ? library_handle(object) : NULL};
 }
 
-/* The GIL is acquired only if it must be. */
 void
 drop_value(Run *run, Value *value)
 {
@@ -24,7 +23,6 @@ drop_value(Run *run, Value *value)
     }
 }
 
-/* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
 PyObject *
 wrapped(Handle handle)
 {
@@ -57,7 +55,6 @@ object_of(Run *run, Value *value)
     return object;
 }
 
-/* Where a tensor's first element lies. 0, or -1 with an exception. */
 int
 data_of(Run *run, Value *value, void **data)
 {
@@ -119,7 +116,6 @@ tuple_of(const int64_t *numbers, int64_t count)
     return tuple;
 }
 
-/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
 int
 tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
 {
@@ -133,7 +129,6 @@ tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
     return 0;
 }
 
-/* A new handle on a view. Not 0: an error without words. */
 int32_t
 view_handle(const Run *run, Handle handle, Shape shape, Handle *view)
 {
