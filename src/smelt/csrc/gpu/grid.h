@@ -23,7 +23,8 @@ typedef struct {
     int64_t workspace, workspace_slot; /* bytes, or the place of their number among the sizes; -1: of none */
     int size_count;     /* sizes that a launch is given, in an array that is the last buffer; 0: there is none */
     unsigned warp;      /* threads that run as one */
-    unsigned char *numbers; /* of each buffer: 0, or the bytes of a number that the host has; NULL: all are 0 */
+    PyObject *number_bytes;
+    const unsigned char *numbers; /* of each buffer: 0, or the bytes of a number that the host has; NULL: all are 0 */
     /* What a lowering does, once buffers are found to be aligned. */
     int (*launch)(AnyLauncher *self, LaunchCall *call);
     int (*finish)(AnyLauncher *self, LaunchCall *call);

@@ -162,23 +162,6 @@ read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase
     return 0;
 }
 
-static int
-read_phases(GridLauncher *self, PyObject *phases, bool is_host)
-{
-    self->phase_count = (int)PyTuple_GET_SIZE(phases);
-    self->phases = calloc((size_t)self->phase_count + 1, sizeof *self->phases);
-    if (self->phases == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (int i = 0; i < self->phase_count; i++) {
-        if (read_phase(PyTuple_GET_ITEM(phases, i), self, is_host, &self->phases[i]) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* A byte for each buffer but the sizes. 0, or -1 with an exception. */
 static int
 read_numbers(GridLauncher *self, PyObject *bytes)
@@ -196,12 +179,8 @@ read_numbers(GridLauncher *self, PyObject *bytes)
         PyErr_SetString(PyExc_ValueError, "GridLauncher: of each buffer, how many bytes of a number the host has");
         return -1;
     }
-    self->numbers = malloc((size_t)count);
-    if (self->numbers == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    memcpy(self->numbers, numbers, (size_t)count);
+    self->number_bytes = Py_NewRef(bytes);
+    self->numbers = (const unsigned char *)numbers;
     return 0;
 }
 
@@ -255,8 +234,17 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->warp = (unsigned)warp;
     self->device = device;
     self->support = is_host ? NULL : Py_NewRef(support);
-    if (read_numbers(self, numbers) < 0 || read_size(workspace, sizes, &self->workspace, &self->workspace_slot) < 0
-        || read_phases(self, phases, is_host) < 0) {
+    self->phase_count = (int)PyTuple_GET_SIZE(phases);
+    self->phases = calloc((size_t)self->phase_count + 1, sizeof *self->phases);
+    if (self->phases == NULL) {
+        PyErr_NoMemory();
+    }
+    bool fits = self->phases && read_numbers(self, numbers) == 0
+                && read_size(workspace, sizes, &self->workspace, &self->workspace_slot) == 0;
+    for (int i = 0; fits && i < self->phase_count; i++) {
+        fits = read_phase(PyTuple_GET_ITEM(phases, i), self, is_host, &self->phases[i]) == 0;
+    }
+    if (!fits) {
         Py_DECREF(self);
         return NULL;
     }
@@ -271,7 +259,7 @@ grid_dealloc(GridLauncher *self)
     Py_XDECREF(self->unaligned);
     Py_XDECREF((PyObject *)atomic_load(&self->fallback));
     free(self->phases);
-    free(self->numbers);
+    Py_XDECREF(self->number_bytes);
     free(self->any.workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
