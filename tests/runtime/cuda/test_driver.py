@@ -53,9 +53,11 @@ def test_reasons_against_a_driver(cuda: FakeCuda) -> None:
         CudaCode(TEXT).module(0)
     cuda.set(major=7, minor=5)
     assert why_not_cuda() is None
-    driver.forget()
-    cuda.fail("cuInit", OUT_OF_MEMORY)
-    assert why_not_cuda() == "the CUDA driver does not start: cuInit: out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
+    for function in ("cuInit", "cuDeviceGetCount", "cuDeviceGetAttribute"):
+        driver.forget()
+        cuda.fail(function, OUT_OF_MEMORY)
+        reason = f"the CUDA driver does not start: {function}: out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
+        assert why_not_cuda() == reason and devices() == ()
 
 
 @pytest.mark.parametrize(("version", "ptx"), [(12000, 80), (12040, 84), (12060, 85), (12090, 88), (13010, 90)])

@@ -159,7 +159,7 @@ cuda_device_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     if (names && (status || PyErr_Occurred())) {
         Py_CLEAR(names);
     }
-    return status ? fail(asked, "cuDeviceGetName", status, "") : names;
+    return status ? fail(asked, count ? "cuDeviceGetName" : "cuDeviceGetCount", status, "") : names;
 }
 
 /* cuda_attribute(device, attribute): the attribute by its number in the driver's manual. */

@@ -130,11 +130,11 @@ def _opened() -> CudaDriver | str:
         path = os.environ.get(SWITCH, "") or "libcuda.so.1"
         try:
             version = _native.cuda_open(path)
+            return CudaDriver(version, tuple(_device(*each) for each in enumerate(_native.cuda_device_names())))
         except OSError as error:
             return f"there is no CUDA driver: {error}"
         except _native.CudaError as error:
             return f"the CUDA driver does not start: {error}"
-        return CudaDriver(version, tuple(_device(*each) for each in enumerate(_native.cuda_device_names())))
 
 
 def _device(number: int, name: str) -> CudaDevice:
