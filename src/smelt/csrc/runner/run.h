@@ -112,9 +112,6 @@ int device_of(Run *run, Value *value, int32_t *device);
 /* What the one bool of a tensor says, wherever the tensor is: 1, 0, or -1 with an exception. */
 int is_true(Run *run, Value *value);
 
-/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
-int tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides);
-
 /* A new handle on a view. Not 0: an error without words. */
 int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *view);
 

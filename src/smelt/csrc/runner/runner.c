@@ -27,9 +27,7 @@ nanoseconds(void)
 static int
 ask_clock(PyObject *clock, int64_t *taken, int64_t count)
 {
-    PyObject *times = tuple_of(taken, count);
-    PyObject *durations = times ? PyObject_CallMethod(clock, "end", "(O)", times) : NULL;
-    Py_XDECREF(times);
+    PyObject *durations = PyObject_CallMethod(clock, "end", "(N)", tuple_of(taken, count));
     int status = durations ? 0 : -1;
     if (status == 0 && (!PyTuple_Check(durations) || PyTuple_GET_SIZE(durations) != count)) {
         PyErr_SetString(PyExc_TypeError, "end() of a clock returns a time for each step");

@@ -62,23 +62,18 @@ allocate(void *of, int64_t place)
     const TensorRecord *layout = &run->table->tensors[place];
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
     const DeviceRecord *device = &run->table->devices[layout->device];
-    const int64_t *sizes_given = run->numbers + layout->numbers, *strides_given = sizes_given + layout->rank;
+    const int64_t *sizes = run->numbers + layout->numbers, *strides = sizes + layout->rank;
     Handle handle;
     if (run->native && dtype->code >= 0 && device->kind >= 0
-        && library.empty_strided(layout->rank, sizes_given, strides_given, (int32_t)dtype->code, (int32_t)device->kind,
+        && library.empty_strided(layout->rank, sizes, strides, (int32_t)dtype->code, (int32_t)device->kind,
                                  (int32_t)device->number, &handle) == 0) {
         *value = (Value){.handle = handle, .owns_handle = true};
         return 0;
     }
     acquire_gil(run);
-    PyObject *sizes, *strides;
-    if (tuples_of(run, shape_of_value(layout), &sizes, &strides) < 0) {
-        return -1;
-    }
-    PyObject *arguments[] = {sizes, strides, object_at(run, dtype->object), object_at(run, device->object)};
-    PyObject *object = PyObject_Vectorcall(run->program->allocate, arguments, 4, NULL);
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
+    PyObject *object = PyObject_CallFunction(run->program->allocate, "NNOO", tuple_of(sizes, layout->rank),
+                                             tuple_of(strides, layout->rank), object_at(run, dtype->object),
+                                             object_at(run, device->object));
     if (object == NULL) {
         return -1;
     }
@@ -107,20 +102,16 @@ static int
 launch_python(Run *run, const LaunchRecord *launch)
 {
     acquire_gil(run);
-    PyObject *arguments = PyTuple_New(launch->value_count + 1), *result = NULL;
-    PyObject *threads = arguments ? PyLong_FromLongLong(run->threads) : NULL;
-    bool is_made = threads != NULL;
-    if (is_made) {
-        PyTuple_SET_ITEM(arguments, 0, threads);
+    PyObject *kernel = object_at(run, run->table->kernels[launch->kernel].object);
+    PyObject *arguments = PyTuple_New(launch->value_count + 1);
+    bool is_made = arguments != NULL;
+    for (int64_t i = 0; is_made && i <= launch->value_count; i++) {
+        PyObject *argument = i == 0 ? PyLong_FromLongLong(run->threads)
+                                    : Py_XNewRef(object_of(run, value_at(run, launch->values + i - 1)));
+        is_made = argument != NULL;
+        PyTuple_SET_ITEM(arguments, i, argument);
     }
-    for (int64_t i = 0; is_made && i < launch->value_count; i++) {
-        PyObject *tensor = object_of(run, value_at(run, launch->values + i));
-        is_made = tensor != NULL;
-        PyTuple_SET_ITEM(arguments, i + 1, Py_XNewRef(tensor));
-    }
-    if (is_made) {
-        result = PyObject_CallObject(object_at(run, run->table->kernels[launch->kernel].object), arguments);
-    }
+    PyObject *result = is_made ? PyObject_CallObject(kernel, arguments) : NULL;
     Py_XDECREF(arguments);
     Py_XDECREF(result);
     return result ? 0 : -1;
@@ -162,17 +153,11 @@ static int
 keep_result(Run *run, int64_t place, PyObject *result)
 {
     const TensorRecord *expected = &run->table->tensors[place];
-    PyObject *sizes, *strides, *fitted = NULL;
-    if (tuples_of(run, shape_of_value(expected), &sizes, &strides) == 0) {
-        PyObject *name = PyUnicode_FromString(table_string(run->table, expected->name));
-        PyObject *dtype = object_at(run, run->table->dtypes[expected->dtype].object);
-        PyObject *arguments[] = {result, sizes, strides, dtype, name};
-        fitted = name ? PyObject_Vectorcall(run->program->fit, arguments, 5, NULL) : NULL;
-        Py_XDECREF(name);
-        Py_DECREF(sizes);
-        Py_DECREF(strides);
-    }
-    Py_DECREF(result);
+    const int64_t *sizes = run->numbers + expected->numbers, *strides = sizes + expected->rank;
+    PyObject *fitted = PyObject_CallFunction(run->program->fit, "NNNOs", result, tuple_of(sizes, expected->rank),
+                                             tuple_of(strides, expected->rank),
+                                             object_at(run, run->table->dtypes[expected->dtype].object),
+                                             table_string(run->table, expected->name));
     if (fitted == NULL) {
         return -1;
     }

@@ -116,19 +116,6 @@ tuple_of(const int64_t *numbers, int64_t count)
     return tuple;
 }
 
-int
-tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
-{
-    const int64_t *numbers = run->numbers + shape.numbers;
-    *sizes = tuple_of(numbers, shape.rank);
-    *strides = *sizes ? tuple_of(numbers + shape.rank, shape.rank) : NULL;
-    if (*strides == NULL) {
-        Py_CLEAR(*sizes);
-        return -1;
-    }
-    return 0;
-}
-
 int32_t
 view_handle(const Run *run, Handle handle, Shape shape, Handle *view)
 {
@@ -144,17 +131,11 @@ view_object(Run *run, Value *value, Shape shape, bool leaves)
     if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &viewed) == 0) {
         return wrapped(viewed);
     }
-    PyObject *whole = object_of(run, value), *sizes, *strides;
-    if (whole == NULL || tuples_of(run, shape, &sizes, &strides) < 0) {
-        return NULL;
-    }
-    PyObject *offset = PyLong_FromLongLong(run->numbers[shape.numbers + 2 * shape.rank]);
-    PyObject *arguments[] = {whole, sizes, strides, offset};
-    PyObject *view = offset ? PyObject_Vectorcall(run->program->view, arguments, 4, NULL) : NULL;
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
-    Py_XDECREF(offset);
-    return view;
+    PyObject *whole = object_of(run, value);
+    const int64_t *sizes = run->numbers + shape.numbers, *strides = sizes + shape.rank;
+    return whole ? PyObject_CallFunction(run->program->view, "ONNL", whole, tuple_of(sizes, shape.rank),
+                                         tuple_of(strides, shape.rank), (long long)strides[shape.rank])
+                 : NULL;
 }
 
 /* --- objects made of values ------------------------------------------------------------------- */

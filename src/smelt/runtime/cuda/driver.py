@@ -138,6 +138,6 @@ def _opened() -> CudaDriver | str:
 
 
 def _device(number: int, name: str) -> CudaDevice:
-    attributes = {name: _native.cuda_attribute(number, attribute) for name, attribute in _ATTRIBUTES.items()}
+    attributes = {field: _native.cuda_attribute(number, attribute) for field, attribute in _ATTRIBUTES.items()}
     capability = (_native.cuda_attribute(number, _MAJOR), _native.cuda_attribute(number, _MINOR))
     return CudaDevice(number, name, capability, **attributes)
