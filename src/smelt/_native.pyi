@@ -477,9 +477,9 @@ def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -
 class Code:
     """An image of machine code in executable memory, which goes with this object.
 
-    Each of `slots` is four words, as a slot of an artifact's file has them: the place of eight bytes of the image that get
-    a value, 0, whether the value does not count from the image's own address, and the value. The rest of the image does
-    not depend on where it lies, beyond being page-aligned.
+    Each of `slots` is four words, as a slot of an artifact's file has them: the place of eight bytes of the image that
+    get a value, 0, whether the value does not count from the image's own address, and the value. The rest of the image
+    does not depend on where it lies, beyond being page-aligned.
     """
 
     def __init__(self, image: bytes, slots: bytes) -> None: ...
