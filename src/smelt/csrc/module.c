@@ -17,6 +17,7 @@
 #include "runner/openmp.h"
 #include "executor/check.h"
 #include "executor/checksum.h"
+#include "executor/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
 #include "lazy/accelerator.h"
@@ -104,6 +105,62 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+/* Where the bytes of a buffer begin at a whole word: in a copy, to be freed, if they begin elsewhere. NULL with an
+   exception. */
+static const void *
+at_whole_word(const Py_buffer *buffer, void **copy)
+{
+    *copy = NULL;
+    if ((uintptr_t)buffer->buf % sizeof(int64_t) == 0) {
+        return buffer->buf;
+    }
+    *copy = PyMem_Malloc((size_t)buffer->len);
+    return *copy ? memcpy(*copy, buffer->buf, (size_t)buffer->len) : PyErr_NoMemory();
+}
+
+static PyObject *
+section_tuples(const File *file)
+{
+    PyObject *sections = PyList_New((Py_ssize_t)file->header->sections);
+    for (Py_ssize_t i = 0; sections && i < (Py_ssize_t)file->header->sections; i++) {
+        const FileSection *each = &file->sections[i];
+        PyObject *row = Py_BuildValue("LLLLLLL", (long long)each->kind, (long long)each->target, (long long)each->machine,
+                                      (long long)each->features, (long long)each->offset, (long long)each->bytes,
+                                      (long long)each->checksum);
+        if (row == NULL) {
+            Py_CLEAR(sections);
+            break;
+        }
+        PyList_SET_ITEM(sections, i, row);
+    }
+    return sections;
+}
+
+/* read_sections(data, is_artifact): see _native.pyi. */
+static PyObject *
+read_sections(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer buffer;
+    int is_artifact;
+    if (!PyArg_ParseTuple(args, "y*p:read_sections", &buffer, &is_artifact)) {
+        return NULL;
+    }
+    void *copy;
+    PyObject *sections = NULL;
+    File file = {.data = at_whole_word(&buffer, &copy), .size = (size_t)buffer.len, .descriptor = -1};
+    if (file.data) {
+        smelt_error error;
+        smelt_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = (is_artifact ? smelt_file_check : smelt_file_check_sections)(&file, false, &error);
+        Py_END_ALLOW_THREADS
+        sections = status ? PyErr_Format(PyExc_ValueError, "%s", error.message) : section_tuples(&file);
+    }
+    PyMem_Free(copy);
+    PyBuffer_Release(&buffer);
+    return sections;
+}
+
 /* check_table(table, weights, state, kernels): see _native.pyi. */
 static PyObject *
 check_table(PyObject *Py_UNUSED(module), PyObject *args)
@@ -113,24 +170,24 @@ check_table(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "y*LLL:check_table", &buffer, &weights, &state, &kernels)) {
         return NULL;
     }
-    Table table;
-    smelt_error error;
-    void *copied = (uintptr_t)buffer.buf % sizeof(int64_t) ? PyMem_Malloc((size_t)buffer.len) : NULL; /* to whole words */
-    const void *data = copied ? memcpy(copied, buffer.buf, (size_t)buffer.len) : buffer.buf;
-    smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
-    if (!status) {
-        int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
-        status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
-                         : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
-        PyMem_Free(scratch);
+    void *copy;
+    PyObject *answer = NULL;
+    const void *data = at_whole_word(&buffer, &copy);
+    if (data) {
+        Table table;
+        smelt_error error;
+        smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
+        if (!status) {
+            int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
+            status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
+                             : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
+            PyMem_Free(scratch);
+        }
+        answer = status ? PyErr_Format(PyExc_ValueError, "%s", error.message) : Py_NewRef(Py_None);
     }
-    PyMem_Free(copied);
+    PyMem_Free(copy);
     PyBuffer_Release(&buffer);
-    if (status) {
-        PyErr_SetString(PyExc_ValueError, error.message);
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return answer;
 }
 
 static PyMethodDef functions[] = {
@@ -153,6 +210,8 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
+    {"read_sections", read_sections, METH_VARARGS,
+     PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"check_table", check_table, METH_VARARGS, PyDoc_STR("Refuse a table of an artifact that breaks a rule.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,

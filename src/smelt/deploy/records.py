@@ -111,8 +111,7 @@ def target_part(machine: Machine, code: TargetCode, entries: Entries) -> tuple[r
     kind = _MACHINES[code.target.triple.split("-")[0]]
     offsets = dict(code.image.symbols)
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
-    slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
-    image = r.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), slots)
+    image = r.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), code.image.slots)
     writer = _Table(machine, entries, symbols)
     table = writer.table()
     needs = f.feature_mask(kind, code.target.required_features)

@@ -9,7 +9,6 @@ random numbers are put back where they were, and a graph that calls anything tha
 Without `tune` nothing is ever timed.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -26,7 +25,7 @@ from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.fake_tensor import without_caller_hooks
 from smelt.pipeline.cache.keys import Unstorable, key_of
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.runtime.cache import CacheStore, open_store
+from smelt.runtime.cache import CacheFile, CacheStore, open_store
 
 Compile = Callable[[Traced, Options], Flat]
 
@@ -91,7 +90,7 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
     chosen = {choice.name: getattr(fastest, choice.name) for choice in choices}
     events.count("tuned_graphs")
     if store is not None:
-        store.put(key, [json.dumps(chosen).encode()])
+        store.put(key, CacheFile({"chosen": chosen}))
     return fastest
 
 
@@ -107,12 +106,12 @@ def _is_open(choice: Choice, options: Options) -> bool:
 
 def _read(store: CacheStore, key: str) -> Mapping[str, Any] | None:
     """What was chosen before; None if there is nothing, or nothing that could have been chosen."""
-    parts = store.get(key)
-    if not parts:
+    stored = store.get(key)
+    if stored is None:
         return None
     allowed = {choice.name: choice for choice in CHOICES}
     try:
-        settings = json.loads(parts[0])
+        settings = stored.values["chosen"]
         defaults = Options()
         for name, value in settings.items():
             if value not in (getattr(defaults, name), *allowed[name].values):

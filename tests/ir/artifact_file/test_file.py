@@ -11,9 +11,10 @@ import pytest
 from smelt import _native
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import ArtifactError, check_table
+from smelt.ir.artifact_file.container import read_sections, signed
 from smelt.ir.artifact_file.layout import FEATURES, FileHeader, Machine, SectionRecord, feature_mask
-from smelt.ir.artifact_file.read import read, read_manifest, read_sections
-from smelt.ir.artifact_file.write import save, signed, write
+from smelt.ir.artifact_file.read import read, read_manifest
+from smelt.ir.artifact_file.write import save, write
 from smelt.ir.table.layout import Bind, NextKind, RegisterKind, ValueKind
 from smelt.ir.table.write import TableWriter
 from smelt.symbolic.postfix import Op

@@ -10,8 +10,9 @@ import torch
 
 import smelt
 from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.container import read_sections
 from smelt.ir.artifact_file.layout import FEATURES, Machine
-from smelt.ir.artifact_file.read import read, read_sections
+from smelt.ir.artifact_file.read import read
 from smelt.ir.artifact_file.write import save
 from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.postfix import Op

@@ -11,24 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from smelt import _native
-from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.code import check_code
+from smelt.ir.artifact_file.container import ArtifactError, require
 from smelt.ir.artifact_file.layout import ALIGN, FEATURES, MOST_CAPABILITY, Machine
 from smelt.ir.table.layout import DTYPES, RegisterKind
-
-
-class ArtifactError(SmeltError):
-    """A file, or what is to become one, breaks a rule."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("SM050", message)
-
-
-def require(holds: object, where: str, what: str) -> None:
-    """An error unless a rule holds."""
-    if not holds:
-        raise ArtifactError(f"{where}: {what}")
 
 
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> None:
@@ -63,17 +51,6 @@ def check_artifact(artifact: r.ArtifactFile) -> None:
 def of_kind(table: r.Table, kind: RegisterKind) -> list[r.Register]:
     """The registers of a kind, in order."""
     return [register for register in table.registers if register.kind == kind]
-
-
-def check_code(code: r.Code, kernels: int) -> None:
-    """The rules of an image."""
-    size = len(code.image)
-    require(len(code.entries) == kernels, "the code", f"has {len(code.entries)} entries for {kernels} kernels")
-    require(all(0 <= entry < size for entry in code.entries), "the code", "has an entry outside its image")
-    for number, slot in enumerate(code.slots):
-        require(0 <= slot.offset <= size - 8, f"slot {number} of the code", "is outside the image")
-        inside = slot.name or 0 <= slot.addend <= size
-        require(inside, f"slot {number} of the code", "is the address of something outside the image")
 
 
 def _check_data(register: r.Register, weights: Mapping[str, Any]) -> None:

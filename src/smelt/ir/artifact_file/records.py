@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.artifact_file.code import Code as Code
+from smelt.ir.artifact_file.code import CodeSlot as CodeSlot
 from smelt.ir.artifact_file.layout import Machine
 from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.expressions import LARGEST
@@ -255,24 +257,6 @@ class Table:
     outputs: tuple[Output, ...]
     kernels: tuple[Kernel, ...]
     states: tuple[State, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CodeSlot:
-    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
-
-    offset: int
-    name: str
-    addend: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Machine code of one target: an image, where in it each kernel of the table begins, and what it is to be told."""
-
-    image: bytes
-    entries: tuple[int, ...]
-    slots: tuple[CodeSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from smelt.ir.serialize import NAMESPACES
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.meta.devices import current_devices
 from smelt.symbolic.symnode import Formula
+from smelt.torch_abi.aoti_shims import connect
 
 # Whose functions are known by name, because their code is part of the key or of Python itself.
 KNOWN = ("torch", "smelt", "operator", "_operator", "math", "builtins")
@@ -133,7 +134,8 @@ def _processor() -> list[str]:
 
 def _state() -> str:
     settings = [f"{name}={getattr(torch._C, name)()}" for name in _SETTINGS if hasattr(torch._C, name)]
-    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)}"
+    calls = "native calls" if connect() else "calls by Python"  # which a program's table is written for
+    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)} {calls}"
 
 
 # Ours, with a device of our own: where memory lies is no part of a graph, nor how attention is recorded there.

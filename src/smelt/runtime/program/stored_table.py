@@ -1,13 +1,13 @@
 """Flat tables in files: which of their objects the table itself names, and finding those in another process.
 
-    stored_objects(flat)              (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
-    restored(table, plain, launch)    the objects, with what the table names found by those names
+    stored_objects(flat)                    (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
+    restored(table, plain, asked, launch)   the objects, with what the table names found by those names
 
-What native calls depend on may be otherwise in another process (`SMELT_NO_LAYOUT`, for one): what was asked when the
-table was written is stored with it, and if an answer differs, the program is flattened anew.
+What native calls depend on may be otherwise in another process: what was asked when the table was written is stored
+with it, and if an answer differs, the table is not used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,15 +29,14 @@ def stored_objects(flat: FlatTable) -> tuple[Any, ...]:
     return tuple(objects)
 
 
-def restored(table: bytes, plain: Sequence[Any], asked: Sequence[tuple[str, bool]], launch: Launch) -> FlatTable | None:
-    """A table as it was stored, with all of its objects; None if this process would write another."""
-    answers = dict(asked)
-    if not would_be_same(answers):
-        return None
+def restored(table: bytes, plain: Sequence[Any], asked: Mapping[str, bool], launch: Launch) -> FlatTable:
+    """A table as it was stored, with all of its objects; a ValueError if this process would write another."""
+    if not would_be_same(asked):
+        raise ValueError("native calls are others here")
     objects = list(plain)
     for place, find in _named_objects(TableReader(table), launch):
         objects[place] = find()
-    return FlatTable(table, tuple(objects), answers)
+    return FlatTable(table, tuple(objects), asked)
 
 
 def _named_objects(reader: TableReader, launch: Launch) -> Iterator[tuple[int, Callable[[], Any]]]:
