@@ -1,5 +1,7 @@
 """Values as text and back: the same value, of the same types, and nothing but the values listed."""
 
+import contextlib
+import json
 import math
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from smelt.ir.call_contract import AsStrided, FromInput, FromResult, JointPlan, Plain, Saved, ViewStep
 from smelt.ir.kernel import Const
-from smelt.ir.serialize import BadText, CannotStore, dump, parse
+from smelt.ir.serialize import BadForm, CannotStore, dump, parse
 from smelt.ir.tensorspec import TensorSpec
 from tests.ir.products import LINEAR_GELU
 from tests.kernel_text import parse_kernel
@@ -81,20 +83,18 @@ def test_what_has_no_form_is_refused(value: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_changed_text_is_a_value_or_refused_and_runs_nothing(data: st.DataObject) -> None:
-    text = dump((PLAN, KERNEL))
+    text = json.dumps(dump((PLAN, KERNEL)))
     place = data.draw(st.integers(0, len(text) - 1))
     changed = text[:place] + data.draw(st.sampled_from(["", "[", '"', "9", "-", "x"])) + text[place + 1 :]
-    try:
-        parse(changed)
-    except BadText:
-        return
+    with contextlib.suppress(BadForm, json.JSONDecodeError):
+        parse(json.loads(changed))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "[]", "[[],[]]", '[[],["d","nn"]]', '[[],["d","ones"]]', '[[],["#o","os","system","default"]]',
+    "text", ["null", "[]", "[[],[]]", '[[],["d","nn"]]', '[[],["d","ones"]]', '[[],["#o","os","system","default"]]',
              '[[],["#r",0]]', '[[],["#e","Role","MISSING"]]', '[[["Popen","ls"]],["#r",0]]', '[[["Axis"]],["#r",0]]',
-             '[[],["",0]]', '[[],["#x"]]', "[" * 100_000],
+             '[[],["",0]]', '[[],["#x"]]'],
 )  # fmt: skip
 def test_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(BadText):
-        parse(text)
+    with pytest.raises(BadForm):
+        parse(json.loads(text))

@@ -16,8 +16,8 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/check.h"
-#include "executor/checksum.h"
-#include "executor/file.h"
+#include "executor/format/checksum.h"
+#include "executor/format/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
 #include "lazy/accelerator.h"
@@ -118,24 +118,6 @@ at_whole_word(const Py_buffer *buffer, void **copy)
     return *copy ? memcpy(*copy, buffer->buf, (size_t)buffer->len) : PyErr_NoMemory();
 }
 
-static PyObject *
-section_tuples(const File *file)
-{
-    PyObject *sections = PyList_New((Py_ssize_t)file->header->sections);
-    for (Py_ssize_t i = 0; sections && i < (Py_ssize_t)file->header->sections; i++) {
-        const FileSection *each = &file->sections[i];
-        PyObject *row = Py_BuildValue("LLLLLLL", (long long)each->kind, (long long)each->target, (long long)each->machine,
-                                      (long long)each->features, (long long)each->offset, (long long)each->bytes,
-                                      (long long)each->checksum);
-        if (row == NULL) {
-            Py_CLEAR(sections);
-            break;
-        }
-        PyList_SET_ITEM(sections, i, row);
-    }
-    return sections;
-}
-
 /* read_sections(data, is_artifact): see _native.pyi. */
 static PyObject *
 read_sections(PyObject *Py_UNUSED(module), PyObject *args)
@@ -154,7 +136,9 @@ read_sections(PyObject *Py_UNUSED(module), PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         status = (is_artifact ? smelt_file_check : smelt_file_check_sections)(&file, false, &error);
         Py_END_ALLOW_THREADS
-        sections = status ? PyErr_Format(PyExc_ValueError, "%s", error.message) : section_tuples(&file);
+        sections = status ? PyErr_Format(PyExc_ValueError, "%s", error.message)
+                          : PyBytes_FromStringAndSize((const char *)file.sections,
+                                                      (Py_ssize_t)file.header->sections * (Py_ssize_t)sizeof *file.sections);
     }
     PyMem_Free(copy);
     PyBuffer_Release(&buffer);

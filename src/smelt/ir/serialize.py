@@ -1,11 +1,11 @@
-"""Values of the compiler as text and back: kernels, plans and what they are made of, for files that outlive a process.
+"""Values of the compiler as JSON and back: kernels, plans and what they are made of, for files that outlive a process.
 
     AsStrided((2, 3), (3, 1), 0)   →   ["#r", 0], and in the table ["AsStrided", ["t", 2, 3], ["t", 3, 1], 0]
 
-The text is JSON: plain values in the form of `ir.json_values`, and what is the compiler's own as lists whose kind
-begins with `#`. Records (the frozen dataclasses listed here) are written once each, into a table, and referred to from
-there. What has no form here cannot be stored, and `CannotStore` says so; operators are stored by name, and only
-PyTorch's own and ours. Nothing in a text can name code to be run.
+Plain values have the form of `ir.json_values`; what is the compiler's own is a list whose kind begins with `#`. Records
+(the frozen dataclasses listed here) are written once each, into a table, and referred to from there. What has no form
+here cannot be stored, and `CannotStore` says so; operators are stored by name, and only PyTorch's own and ours. Nothing
+in a file can name code to be run.
 """
 
 import json
@@ -42,16 +42,11 @@ class CannotStore(Exception):
     """Why a value has no form in a file."""
 
 
-class BadText(Exception):
-    """A text is not what `dump` writes."""
+class BadForm(Exception):
+    """A value of JSON is not what `dump` returns."""
 
 
-def dump(value: object) -> str:
-    """The text of a value."""
-    return json.dumps(encoded(value), separators=(",", ":"))
-
-
-def encoded(value: object) -> Any:
+def dump(value: object) -> Any:
     """A value as JSON has it."""
     table: list[Any] = []
     places: dict[str, int] = {}  # by text, not by equality: 1, 1.0 and True are equal
@@ -73,7 +68,7 @@ def encoded(value: object) -> Any:
             return ["#e", kind.__name__, value.name]
         raise CannotStore(f"a {kind.__name__} has no stored form")
 
-    form = encode(value, other)
+    form = encode(value, other)  # which fills the table
     return [table, form]
 
 
@@ -86,29 +81,20 @@ def operator_form(op: torch._ops.OpOverload) -> list[str]:
     return ["#o", namespace, plain, overload or "default"]
 
 
-def parse(text: str) -> Any:
-    """The value of a text; `BadText` if it is not one that `dump` wrote."""
-    try:
-        form = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadText(f"{type(error).__name__}: {error}") from error
-    return decoded(form)
-
-
-def decoded(form: Any) -> Any:
-    """The value of what `encoded` returned; `BadText` if it is something else."""
+def parse(dumped: Any) -> Any:
+    """The value of what `dump` returned; `BadForm` if it is something else."""
     records: list[Any] = []
 
     def other(form: Any) -> Any:
         return records[form[1]] if form[0] == "#r" else _KINDS[form[0]](form)
 
     try:
-        table, value = form
+        table, form = dumped
         for entry in table:
             records.append(_RECORDS[entry[0]](*[decode(each, other) for each in entry[1:]]))
-        return decode(value, other)
+        return decode(form, other)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError) as error:
-        raise BadText(f"{type(error).__name__}: {error}") from error
+        raise BadForm(f"{type(error).__name__}: {error}") from error
 
 
 def operator(form: Any) -> torch._ops.OpOverload:

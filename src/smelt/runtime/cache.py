@@ -36,7 +36,7 @@ MAGIC = MAGIC_WORD.to_bytes(8, "little")
 SUFFIX = ".smelt"
 _TEMPORARY = ".tmp-"
 _ABANDONED = 3600.0  # seconds after which an unfinished file belongs to a process that died
-_KEY = "key"  # of the manifest
+KEY = "key"  # of the manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,14 @@ def _deleted(path: str) -> bool:
 
 def file_bytes(key: str, contents: CacheFile) -> bytes:
     """A file."""
-    return pack_sections([manifest_section({_KEY: key, **contents.values}), *contents.sections])
+    return pack_sections([manifest_section({KEY: key, **contents.values}), *contents.sections])
 
 
 def read_file(data: bytes, key: str) -> CacheFile:
     """What is in a file that was written for this key; an error if there is none, or anything is wrong with it."""
     sections = unpack(data)
     values = manifest_in(sections)
-    if values.pop(_KEY, None) != key:
+    if values.pop(KEY, None) != key:
         raise ArtifactError("it belongs to another key")
     return CacheFile(values, tuple(sections[1:]))
 

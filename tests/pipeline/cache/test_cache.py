@@ -1,6 +1,7 @@
 """Compiled graphs out of the disk cache: the same answers as freshly compiled, whatever happened to the files."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,17 @@ def test_a_process_killed_at_any_moment_leaves_a_cache_that_works(cache: CacheSt
     process.done()
     done = start(cache.directory).done().stdout.split()
     assert start(cache.directory).done().stdout.split() == [done[0], "2", "False"]
+
+
+def test_a_file_is_inspected(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(wavy)(torch.linspace(-3, 3, 24).view(4, 6))
+    assert cli.main(["inspect", str(entry(cache))]) == 0
+    shown = capsys.readouterr().out
+    assert "a file of the disk cache: " in shown and "float32[4, 6], input" in shown
+    assert re.search(r"^ +\d+ +k\d+\w*\(%0", shown, re.MULTILINE), shown
+    (capture,) = set(cache.directory.glob("*.smelt")) - {entry(cache)}
+    assert cli.main(["inspect", str(capture)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["capture"]
 
 
 def test_the_command_line(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:

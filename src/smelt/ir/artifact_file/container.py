@@ -3,8 +3,8 @@
     pack([Section.of(Kind.MANIFEST, b"{}"), …])   →   the bytes of a file
     unpack(data)                                  →   the sections again, as views, or an error (SM050)
 
-`layout` has the records. The reader (`csrc/executor/file.c`) holds every byte against a place or a checksum. That tells
-damage, not who wrote a file: whoever reads code out of one asks first whose it is.
+`layout` has the records. The reader (`csrc/executor/format/file.c`) holds every byte against a place or a checksum.
+That tells damage, not who wrote a file: whoever reads code out of one asks first whose it is.
 """
 
 import contextlib
@@ -100,9 +100,10 @@ def unpack(data: Any, is_artifact: bool = False) -> list[Section]:
 def read_sections(view: memoryview, is_artifact: bool = False) -> list[SectionRecord]:
     """The directory of a file that nothing is wrong with."""
     try:
-        return list(map(SectionRecord._make, _native.read_sections(view, is_artifact)))
+        directory = _native.read_sections(view, is_artifact)
     except ValueError as error:
         raise ArtifactError(str(error)) from error
+    return list(map(SectionRecord._make, struct.iter_unpack(f"<{len(SectionRecord._fields)}q", directory)))
 
 
 # --- writing ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ is read: the stages run.
 """
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,8 @@ from smelt.ir.artifact_file.code import Code, code_section, read_code
 from smelt.ir.artifact_file.container import Section
 from smelt.ir.artifact_file.layout import Kind
 from smelt.ir.call_contract import JointPlan
-from smelt.ir.flat.read import FlatReader
+from smelt.ir.flat.read import FlatReader, read
+from smelt.ir.flat.text import text_of
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import HOST, AnyKernel
 from smelt.ir.kernel_code import GridPhase
@@ -189,9 +191,9 @@ def _packed(executable: Executable, *more: object) -> CacheFile:
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, tuple(kernel.numbers), *needs))
     described = [_described(image) for _, image in images.values()]
-    about = (stored_objects(flat), dict(flat.asked), tuple(rows), tuple(description for description, _ in described))
+    about = (stored_objects(flat), tuple(rows), tuple(description for description, _ in described))
     rebuilt = tuple(kernel for kernel in program.kernels if kernel.target != HOST)
-    values = {"program": serialize.encoded((about, *more)), "kernels": serialize.dump(rebuilt)}
+    values = {"program": serialize.dump((about, *more)), "kernels": json.dumps(serialize.dump(rebuilt))}
     codes = [code_section(code) for _, code in described]
     return CacheFile(values, (Section.of(Kind.TABLE, flat.table), *codes))
 
@@ -227,7 +229,7 @@ def _loaded(description: Any, code: Code, target: str) -> Any:
 
 
 def _fields(contents: CacheFile, count: int) -> tuple[Any, ...]:
-    value = serialize.decoded(contents.values["program"])
+    value = serialize.parse(contents.values["program"])
     if not isinstance(value, tuple) or len(value) != count:
         raise ValueError("it holds something else")
     return value
@@ -235,7 +237,7 @@ def _fields(contents: CacheFile, count: int) -> tuple[Any, ...]:
 
 def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, arenas: Arenas) -> Executable:
     """A stored program with its code, ready to run."""
-    objects, asked, rows, described = about
+    objects, rows, described = about
     table_section, *codes = contents.sections
     if [each.kind for each in contents.sections] != [Kind.TABLE, *[Kind.CODE] * len(described)]:
         raise ValueError("its sections are others")
@@ -248,14 +250,23 @@ def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, a
 
     @functools.cache
     def rebuilt() -> dict[str, AnyKernel]:
-        return {kernel.name: kernel for kernel in serialize.parse(contents.values["kernels"])}
+        return {kernel.name: kernel for kernel in serialize.parse(json.loads(contents.values["kernels"]))}
 
     def launcher(name: str, target: str) -> BuiltKernel:
         return launcher_for(target, kernels[name], lambda: rebuilt()[name], options)
 
-    flat = restored(table, objects, asked, launcher)
+    flat = restored(table, objects, launcher)
     events.count("kernels", reader.length_of("launches"))
     return Executable.of_table(flat, options.threads, kernels, arenas)
+
+
+def text_of_file(contents: CacheFile) -> str:
+    """The program in a file, for people; the kinds of values in one that holds none."""
+    if not contents.sections or contents.sections[0].kind != Kind.TABLE:
+        return ", ".join(contents.values) or "code"
+    (objects, *_), *_ = serialize.parse(contents.values["program"])
+    flat = restored(bytes(contents.sections[0].data), objects, lambda name, target: None)
+    return text_of(read(flat.table, flat.objects))
 
 
 def _kernels(rows: Any, images: Sequence[Any]) -> dict[str, StoredCode]:

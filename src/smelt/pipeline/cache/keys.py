@@ -134,8 +134,9 @@ def _processor() -> list[str]:
 
 def _state() -> str:
     settings = [f"{name}={getattr(torch._C, name)()}" for name in _SETTINGS if hasattr(torch._C, name)]
-    calls = "native calls" if connect() else "calls by Python"  # which a program's table is written for
-    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)} {calls}"
+    # Whether tables have native calls, and of what kinds: under a mode none is tried.
+    native = connect(), torch._C._len_torch_dispatch_stack()
+    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)} {native}"
 
 
 # Ours, with a device of our own: where memory lies is no part of a graph, nor how attention is recorded there.

@@ -1,13 +1,10 @@
 """Flat tables in files: which of their objects the table itself names, and finding those in another process.
 
-    stored_objects(flat)                    (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
-    restored(table, plain, asked, launch)   the objects, with what the table names found by those names
-
-What native calls depend on may be otherwise in another process: what was asked when the table was written is stored
-with it, and if an answer differs, the table is not used.
+    stored_objects(flat)              (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
+    restored(table, plain, launch)    the objects, with what the table names found by those names
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +13,6 @@ import torch
 from smelt.ir import serialize
 from smelt.ir.table.read import TableReader
 from smelt.runtime.program.flatten import FlatTable, function_of
-from smelt.torch_abi.boxed_calls import would_be_same
 
 Launch = Callable[[str, str], Any]  # what launches a kernel, by its name and its target's
 
@@ -29,14 +25,12 @@ def stored_objects(flat: FlatTable) -> tuple[Any, ...]:
     return tuple(objects)
 
 
-def restored(table: bytes, plain: Sequence[Any], asked: Mapping[str, bool], launch: Launch) -> FlatTable:
-    """A table as it was stored, with all of its objects; a ValueError if this process would write another."""
-    if not would_be_same(asked):
-        raise ValueError("native calls are others here")
+def restored(table: bytes, plain: Sequence[Any], launch: Launch) -> FlatTable:
+    """A table as it was stored, with all of its objects."""
     objects = list(plain)
     for place, find in _named_objects(TableReader(table), launch):
         objects[place] = find()
-    return FlatTable(table, tuple(objects), asked)
+    return FlatTable(table, tuple(objects))
 
 
 def _named_objects(reader: TableReader, launch: Launch) -> Iterator[tuple[int, Callable[[], Any]]]:

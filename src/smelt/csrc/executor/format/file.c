@@ -3,9 +3,9 @@
 
    A copy with another STATE section is written to a temporary file and renamed, so that nobody ever sees half of it. */
 #define _GNU_SOURCE
-#include "executor/file.h"
+#include "executor/format/file.h"
 
-#include "executor/checksum.h"
+#include "executor/format/checksum.h"
 
 #include <errno.h>
 #include <fcntl.h>
