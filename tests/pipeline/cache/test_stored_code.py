@@ -1,7 +1,12 @@
 """Code of each kind in the sections of a cache file: what is read is what was written."""
 
-import pytest
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+import torch
+
+import smelt
 from smelt.ir.artifact_file.code import Code, CodeSlot, code_bytes, read_code
 from smelt.ir.artifact_file.container import ArtifactError
 from smelt.pipeline.cache import entries
@@ -36,3 +41,28 @@ def test_altered_sections_of_code_are_refused_or_say_something_else() -> None:
                 continue
             assert all(0 <= each < len(code.image) for each in code.entries)
             assert all(0 <= slot.offset <= len(code.image) - 8 for slot in code.slots)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    smelt.reset()
+    yield
+    smelt.reset()
+
+
+def test_a_grids_kernel_out_of_the_cache_is_built_again_for_unaligned_buffers(cache: None) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2 + x.mean(1, keepdim=True)).softmax(1)
+
+    memory = torch.randn(64 * 128 + 1)
+    aligned, unaligned = memory[:-1].view(64, 128), memory[1:].view(64, 128)
+    results = []
+    for built in (2, 1):  # that for aligned ones comes out of the cache
+        smelt.reset()
+        compiled = smelt.compile(f, options={"target": "simt-host", "fallback": False})
+        results.append((compiled(aligned), compiled(unaligned)))
+        assert smelt.counters["kernels_built"] == built and smelt.counters["cache_hits"] == 2 - built
+    assert all(map(torch.equal, *results))
+    torch.testing.assert_close(results[0], (f(aligned), f(unaligned)))

@@ -10,6 +10,7 @@ or a user's function, makes a graph `Unstorable`, with a reason.
 """
 
 import functools
+import hashlib
 import importlib.util
 import os
 import platform
@@ -85,7 +86,7 @@ def installation() -> tuple[str, ...]:
     torch_library = _stamp(os.path.join(torch.__path__[0], "lib"), "libtorch_cpu")
     python = f"python {sys.implementation.name} {sys.hexversion:x} {platform.machine()} {sys.platform} {sys.maxsize}"
     return (
-        "smelt " + " ".join(f"{name}:{size}:{time}" for name, size, time in _files(PACKAGE)),
+        f"smelt {hashlib.sha256(repr(_files(PACKAGE)).encode()).hexdigest()}",
         f"torch {torch.__version__} {torch.version.git_version} {torch_library}",
         f"llvm {_llvm()}",
         python,
