@@ -21,9 +21,10 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.device import random_state
 from smelt.ir.graph import Traced, placeholders
+from smelt.ir.serialize import CannotStore
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.fake_tensor import without_caller_hooks
-from smelt.pipeline.cache.keys import Unstorable, key_of
+from smelt.pipeline.cache.keys import key_of
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.cache import CacheFile, CacheStore, open_store
 
@@ -74,7 +75,7 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
         return options
     try:
         key = f"{key_of(traced, options)}\nchosen on {torch.get_num_threads()} threads"
-    except Unstorable as reason:  # what is not PyTorch's own may do more than compute
+    except CannotStore as reason:  # what is not PyTorch's own may do more than compute
         events.emit("tuning", f"nothing was tried: {reason}")
         return options
     store = open_store()

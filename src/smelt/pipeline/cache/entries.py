@@ -32,7 +32,8 @@ from smelt.ir.flat.text import text_of
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import HOST, AnyKernel
 from smelt.ir.kernel_code import GridPhase
-from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
+from smelt.ir.serialize import CannotStore
+from smelt.pipeline.cache.keys import environment_key, key_of
 from smelt.pipeline.parts import launcher_for
 from smelt.runtime.cache import CacheFile, CacheStore, open_store
 from smelt.runtime.program.arenas import Arenas
@@ -99,7 +100,7 @@ class CacheEntry:
         try:
             with events.timed("cache key"):
                 return cls(store, key_of(traced, options))
-        except Unstorable as reason:
+        except CannotStore as reason:
             events.count("cache_unstorable")
             events.emit("cache", f"a graph is not cached: {reason}")
             return None
@@ -110,7 +111,7 @@ class CacheEntry:
         store = open_store()
         try:
             return None if store is None else cls(store, f"{environment_key(options)}\n{text}", first=True)
-        except Unstorable:
+        except CannotStore:
             return None
 
     def read(self, options: Options, arenas: Arenas) -> StoredGraph | None:
@@ -165,7 +166,7 @@ class CacheEntry:
         with events.timed("cache write"):
             try:
                 contents = _packed(executable, *more)
-            except (serialize.CannotStore, SpecError) as reason:
+            except (CannotStore, SpecError) as reason:
                 events.count("cache_unstorable")
                 events.emit("cache", f"a graph is not cached: {reason}")
                 return
@@ -186,7 +187,7 @@ def _packed(executable: Executable, *more: object) -> CacheFile:
     for name, kernel in kernels.items():
         image = kernel.built.image
         if image is None:
-            raise serialize.CannotStore("LLVM itself loaded the code")
+            raise CannotStore("LLVM itself loaded the code")
         place, _ = images.setdefault(id(image), (len(images), image))
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, tuple(kernel.numbers), *needs))
