@@ -18,7 +18,7 @@ from smelt.ir.artifact_file.container import Section
 from smelt.ir.artifact_file.layout import CodeHeader, Kind
 from smelt.ir.table.layout import ProgramRecord
 from smelt.ir.table.read import TableReader
-from smelt.runtime.cache import CacheFile, CacheStore, directory
+from smelt.runtime.cache import CacheFile, CacheStore, directory, file_bytes
 from tests import processes
 from tests.processes import Started
 
@@ -350,6 +350,9 @@ def test_a_file_is_inspected(cache: CacheStore, capsys: pytest.CaptureFixture[st
     (capture,) = set(cache.directory.glob("*.smelt")) - {entry(cache)}
     assert cli.main(["inspect", str(capture)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["capture"]
+    capture.write_bytes(file_bytes("key", CacheFile({}, (Section.of(Kind.TABLE, b""),))))
+    assert cli.main(["inspect", str(capture)]) != 0
+    assert "SM050" in capsys.readouterr().err
 
 
 def test_the_command_line(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:

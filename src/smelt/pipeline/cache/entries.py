@@ -24,7 +24,7 @@ from smelt.base.options import Options, config
 from smelt.device import KernelModule, generator_of
 from smelt.ir import serialize
 from smelt.ir.artifact_file.code import Code, code_section, read_code
-from smelt.ir.artifact_file.container import Section
+from smelt.ir.artifact_file.container import ArtifactError, Section
 from smelt.ir.artifact_file.layout import Kind
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.flat.read import FlatReader, read
@@ -249,9 +249,11 @@ def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, a
     if reader.program.consuming != consuming:
         raise ValueError("it holds a program that is called in another way")
 
+    text = contents.values["kernels"]  # the rest of the file is not held
+
     @functools.cache
     def rebuilt() -> dict[str, AnyKernel]:
-        return {kernel.name: kernel for kernel in serialize.parse(json.loads(contents.values["kernels"]))}
+        return {kernel.name: kernel for kernel in serialize.parse(json.loads(text))}
 
     def launcher(name: str, target: str) -> BuiltKernel:
         return launcher_for(target, kernels[name], lambda: rebuilt()[name], options)
@@ -265,9 +267,12 @@ def text_of_file(contents: CacheFile) -> str:
     """The program in a file, for people; the kinds of values in one that holds none."""
     if not contents.sections or contents.sections[0].kind != Kind.TABLE:
         return ", ".join(contents.values) or "code"
-    (objects, *_), *_ = serialize.parse(contents.values["program"])
-    flat = restored(bytes(contents.sections[0].data), objects, lambda name, target: None)
-    return text_of(read(flat.table, flat.objects))
+    try:
+        (objects, *_), *_ = serialize.parse(contents.values["program"])
+        flat = restored(bytes(contents.sections[0].data), objects, lambda name, target: None)
+        return text_of(read(flat.table, flat.objects))
+    except Exception as error:  # whatever it is, it is no program of ours
+        raise ArtifactError(f"the file holds no program: {error}") from error
 
 
 def _kernels(rows: Any, images: Sequence[Any]) -> dict[str, StoredCode]:
