@@ -390,6 +390,10 @@ class CudaModule:
 def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
 
+def read_sections(data: Any, is_artifact: bool, /) -> bytes:
+    """The directory of a file (`ir.artifact_file.layout.SectionRecord`); a ValueError that says what is wrong with the
+    file, if anything is. `is_artifact`: it has the sections of an artifact, in their order."""
+
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> int:
     """A ValueError that says what is wrong with the table of an artifact, if anything is. `weights`, `state`: how many
     bytes there are of those; `kernels`: of how many there is code. Returns how many bytes the arrays of a run take."""

@@ -20,8 +20,8 @@ from smelt.base.options import config
 from smelt.capture import CompiledRegion
 from smelt.capture.persist import deserialize, serialize
 from smelt.ir.graph import PersistentCompiler, Traced
-from smelt.pipeline.cache.graph_json import dump, load
-from smelt.pipeline.cache.keys import Unstorable
+from smelt.ir.serialize import CannotStore
+from smelt.pipeline.cache.graph_json import dump, has_numbers, load
 
 
 class Plainly:
@@ -41,9 +41,10 @@ class Plainly:
 
     def serialize(self, traced: Traced) -> Any:
         try:
-            return dump(traced.graph)
-        except Unstorable:
+            rows = dump(traced.graph)
+        except CannotStore:
             return None
+        return None if has_numbers(rows) else rows
 
     def load(self, data: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]]:
         traced = replace(load(data), undoing=undoing)

@@ -10,9 +10,9 @@ from smelt.base.errors import SmeltError
 from smelt.codegen import processors, targets
 from smelt.codegen.ahead_of_time import build_for, find_target, object_for
 from smelt.device import find, names
+from smelt.ir.artifact_file.code import CodeSlot
 from smelt.ir.artifact_file.layout import FEATURES, Machine, feature_mask
 from smelt.ir.substitute_sizes import shape_env_of
-from smelt.runtime.program.code_image import Slot
 from smelt.symbolic.expressions import Expression
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_text import parse_kernel
@@ -47,7 +47,7 @@ def test_images(name: str) -> None:
     assert [entry.symbol for entry in code.entries] == ["k0", "k1", "k2", "k0"]
     assert {"k0", "k1", "k2"} <= dict(code.image.symbols).keys()
     assert code.outside == ("smelt_parallel_for",)
-    assert all(isinstance(slot, Slot) and slot.offset % 8 == 0 for slot in code.image.slots)
+    assert all(isinstance(slot, CodeSlot) and slot.offset % 8 == 0 for slot in code.image.slots)
 
 
 def test_several_modules_become_one_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,11 +88,11 @@ def test_a_process_killed_while_it_saves_leaves_no_file(path: Path, tmp_path: Pa
     script = f"""
 import os, signal
 from pathlib import Path
-from smelt.ir.artifact_file import write
+from smelt.ir.artifact_file import container, write
 from smelt.ir.artifact_file.read import read
 
 artifact = read(Path({str(path)!r}).read_bytes())
-write._seal = lambda view, sections: os.kill(os.getpid(), signal.SIGKILL)
+container._seal = lambda view, records: os.kill(os.getpid(), signal.SIGKILL)
 write.save(artifact, {str(tmp_path / "m.smelt")!r})
 """
     assert run_new(script).returncode == -signal.SIGKILL

@@ -183,7 +183,7 @@ def test_reports_and_files_have_groups() -> None:
     (step,) = data["graphs"][0]["programs"][0]["steps"]
     assert step["name"].endswith("and 6 more") and len(step["members"]) == len(SHAPES) and step["grids"]
     assert all("group" in texts[0] and "define" in texts[2] for texts in codes.texts())
-    assert serialize.parse(serialize.dump(program)) == program
+    assert serialize.parse(serialize.dump(program.kernels)) == program.kernels
 
 
 def test_asgd_of_large_parameters_is_compiled() -> None:

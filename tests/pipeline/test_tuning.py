@@ -16,6 +16,7 @@ from smelt.ir.tensorspec import TensorSpec, set_spec
 from smelt.pipeline import tuning
 from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.tuning import tuned
+from smelt.runtime.cache import CacheFile
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def test_a_record_that_no_search_could_have_left_is_not_believed(cache: Path, mo
     entry = CacheEntry.of(convolution(), Options())
     assert entry is not None
     key = f"{entry.key}\nchosen on {torch.get_num_threads()} threads"
-    for text in (b"[", b'{"max_rewrites": 3}', b'{"convolutions": "guessed"}', b"[3]"):
-        assert entry.store.get(key) is not None and entry.store.put(key, [text])
+    for chosen in ("[", {"max_rewrites": 3}, {"convolutions": "guessed"}, {"convolutions": []}, [3]):
+        assert entry.store.get(key) is not None and entry.store.put(key, CacheFile({"chosen": chosen}))
         again = Machine(faster_by_products)
         assert on(again, monkeypatch) == first
         assert again.compiled

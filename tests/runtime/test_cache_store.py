@@ -1,10 +1,8 @@
 """The disk cache as a store of files: nothing that happens to a file, a disk or a process yields a wrong answer."""
 
 import errno
-import hashlib
 import os
 import stat
-import struct
 import tempfile
 from pathlib import Path
 
@@ -13,12 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.base.options import config
+from smelt.ir.artifact_file.container import ArtifactError, Section, manifest_section
+from smelt.ir.artifact_file.container import pack as pack_sections
+from smelt.ir.artifact_file.layout import Kind
+from smelt.ir.artifact_file.write import write
 from smelt.runtime import cache
-from smelt.runtime.cache import CacheStore, Damaged, pack, unpack
+from smelt.runtime.cache import CacheFile, CacheStore, file_bytes, read_file
 from tests import processes
+from tests.ir.artifact_file.example import artifact
 from tests.processes import Started
 
-PARTS = [b"program", b"", bytes(range(256)) * 3]
+STORED = CacheFile(
+    {"program": ["\udcff", {}, None]},
+    (Section.of(Kind.TABLE, bytes(range(256)) * 3), Section.of(Kind.CODE, b"", target=3), Section.of(Kind.CODE, b"x")),
+)
+
+
+def numbered(number: int) -> CacheFile:
+    return CacheFile({"number": number})
 
 
 @pytest.fixture
@@ -28,20 +38,20 @@ def store(tmp_path: Path) -> CacheStore:
 
 def test_what_was_put_is_got(store: CacheStore) -> None:
     assert store.get("key") is None
-    assert store.put("key", PARTS)
-    assert store.get("key") == PARTS
+    assert store.put("key", STORED)
+    assert store.get("key") == STORED
     assert store.get("another key") is None
 
 
 def test_a_later_put_replaces_an_earlier_one(store: CacheStore) -> None:
-    store.put("key", [b"old"])
-    store.put("key", [b"new"])
-    assert store.get("key") == [b"new"]
+    store.put("key", numbered(1))
+    store.put("key", numbered(2))
+    assert store.get("key") == numbered(2)
     assert store.usage().files == 1
 
 
 def test_only_the_owner_may_read_or_write(store: CacheStore) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(store.path("key").stat().st_mode) == 0o600
 
@@ -49,56 +59,87 @@ def test_only_the_owner_may_read_or_write(store: CacheStore) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_contents_with_any_bit_flipped_are_refused(data: st.DataObject) -> None:
-    contents = bytearray(pack("key", PARTS))
+    contents = bytearray(file_bytes("key", STORED))
     bit = data.draw(st.integers(0, 8 * len(contents) - 1))
     contents[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(Damaged):
-        unpack(bytes(contents), "key")
+    with pytest.raises(ArtifactError):
+        read_file(bytes(contents), "key")
+
+
+def test_contents_with_any_byte_changed_are_refused() -> None:
+    """Header, directory, sections, and what is between them."""
+    contents = bytearray(file_bytes("key", STORED))
+    assert read_file(bytes(contents), "key") == STORED
+    for place in range(len(contents)):
+        contents[place] ^= 0xA5
+        with pytest.raises(ArtifactError):
+            read_file(bytes(contents), "key")
+        contents[place] ^= 0xA5
 
 
 def test_contents_cut_short_anywhere_or_with_more_behind_are_refused() -> None:
-    contents = pack("key", PARTS)
+    contents = file_bytes("key", STORED)
     for length in range(len(contents)):
-        with pytest.raises(Damaged):
-            unpack(contents[:length], "key")
-    with pytest.raises(Damaged):
-        unpack(contents + b"\0", "key")
+        with pytest.raises(ArtifactError):
+            read_file(contents[:length], "key")
+    with pytest.raises(ArtifactError):
+        read_file(contents + b"\0", "key")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(), st.lists(st.binary(max_size=100), max_size=8), st.text())
 def test_contents_are_for_their_key_alone(key: str, parts: list[bytes], other: str) -> None:
-    contents = pack(key, parts)
-    assert unpack(contents, key) == parts
+    stored = CacheFile({"values": other}, tuple(Section.of(Kind.TABLE, part) for part in parts))
+    contents = file_bytes(key, stored)
+    assert read_file(contents, key) == stored
     if other != key:
-        with pytest.raises(Damaged, match="another key"):
-            unpack(contents, other)
+        with pytest.raises(ArtifactError, match="another key"):
+            read_file(contents, other)
 
 
-@pytest.mark.parametrize("count", [0, 2, 1 << 40])
-def test_lengths_that_do_not_fit_are_refused_even_with_a_right_checksum(count: int) -> None:
-    rest = struct.pack("<QQ", count, 3) + b"key"
-    with pytest.raises(Damaged, match="lengths"):
-        unpack(cache.MAGIC + hashlib.sha256(rest).digest() + rest, "key")
+FOREIGN = {
+    "an artifact": write(artifact()),
+    "no manifest": pack_sections([Section.of(Kind.TABLE, b"")]),
+    "a manifest that is no JSON": pack_sections([Section.of(Kind.MANIFEST, b"{")]),
+    "a manifest that is no object": pack_sections([Section.of(Kind.MANIFEST, b'["key"]')]),
+    "a manifest nested deeply": pack_sections([Section.of(Kind.MANIFEST, b"[" * 100_000)]),
+    "a manifest without a key": pack_sections([manifest_section({})]),
+    "a key that is no text": pack_sections([manifest_section({"key": ["key"]})]),
+    "a file of the cache as it once was": b"smelt cache 1\n" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_contents_that_are_whole_but_not_of_the_cache_are_refused(kind: str, store: CacheStore) -> None:
+    store.put("key", STORED)
+    store.path("key").write_bytes(FOREIGN[kind])
+    assert store.get("key") is None
+    assert store.put("key", STORED)
+    assert store.get("key") == STORED
+
+
+def test_more_sections_than_a_file_may_have_are_not_written(store: CacheStore) -> None:
+    assert not store.put("key", CacheFile({}, (Section.of(Kind.TABLE, b""),) * 256))
+    assert not list(store.directory.iterdir())
 
 
 def test_a_damaged_file_counts_as_absent_and_is_written_anew(store: CacheStore) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     path = store.path("key")
     path.write_bytes(path.read_bytes()[:-1])
     assert store.get("key") is None
-    store.put("key", PARTS)
-    assert store.get("key") == PARTS
+    store.put("key", STORED)
+    assert store.get("key") == STORED
 
 
 def test_a_file_that_others_may_write_is_not_read(store: CacheStore) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     store.path("key").chmod(0o666)
     assert store.get("key") is None
 
 
 def test_what_is_no_plain_file_is_not_read(store: CacheStore, tmp_path: Path) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     path = store.path("key")
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -106,7 +147,7 @@ def test_what_is_no_plain_file_is_not_read(store: CacheStore, tmp_path: Path) ->
     path.unlink()
     path.mkdir()
     assert store.get("key") is None
-    assert not store.put("key", PARTS)
+    assert not store.put("key", STORED)
     assert store.get("key") is None
 
 
@@ -129,7 +170,7 @@ def test_whatever_is_in_a_files_place_is_neither_waited_for_nor_read(tmp_path: P
     script = """
 import os, resource, socket, sys
 from pathlib import Path
-from smelt.runtime.cache import MAGIC, CacheStore
+from smelt.runtime.cache import MAGIC, CacheFile, CacheStore
 
 for kind, make in eval(sys.argv[2]).items():
     print(kind, flush=True)
@@ -141,8 +182,8 @@ for kind, make in eval(sys.argv[2]).items():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert store.get("key") is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "it was read"
-    assert store.put("key", [b"new"]) == (not path.is_dir())
-    assert store.get("key") == (None if path.is_dir() else [b"new"])
+    assert store.put("key", CacheFile({})) == (not path.is_dir())
+    assert store.get("key") == (None if path.is_dir() else CacheFile({}))
 print("right")
 """
     done = processes.run(script, arguments=[str(tmp_path), repr(_HOSTILE)], seconds=120)
@@ -151,13 +192,13 @@ print("right")
 
 def test_a_file_that_is_larger_than_all_may_be_does_not_drive_the_others_out(tmp_path: Path) -> None:
     store = CacheStore(tmp_path, 10_000)
-    assert store.put("key", PARTS)
+    assert store.put("key", STORED)
     large = tmp_path / ("f" * 64 + cache.SUFFIX)
     large.touch()
     os.truncate(large, 1 << 40)
     store._evict()
     assert not large.exists()
-    assert store.get("key") == PARTS
+    assert store.get("key") == STORED
 
 
 def test_a_directory_may_be_replaced_by_anything_at_any_time(store: CacheStore, tmp_path: Path) -> None:
@@ -169,31 +210,31 @@ def test_a_directory_may_be_replaced_by_anything_at_any_time(store: CacheStore, 
     ):
         replace()
         assert store.get("key") is None
-        store.put("key", PARTS)
+        store.put("key", STORED)
         assert store.usage().files <= 1
         store.clear()
         store.directory.unlink()
-    assert store.put("key", PARTS)
-    assert store.get("key") == PARTS
+    assert store.put("key", STORED)
+    assert store.get("key") == STORED
 
 
 def test_keys_may_hold_names_that_are_no_text(store: CacheStore) -> None:
-    assert store.put("a file called \udcff", PARTS)
-    assert store.get("a file called \udcff") == PARTS
+    assert store.put("a file called \udcff", STORED)
+    assert store.get("a file called \udcff") == STORED
 
 
 def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(
     store: CacheStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put("key", [b"old"])
+    store.put("key", numbered(1))
 
     def full(path: Path, data: bytes) -> None:
         path.write_bytes(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cache, "_write", full)
-    assert not store.put("key", PARTS)
-    assert store.get("key") == [b"old"]
+    assert not store.put("key", STORED)
+    assert store.get("key") == numbered(1)
     assert len(list(store.directory.iterdir())) == 1
 
 
@@ -203,13 +244,13 @@ def test_a_device_without_space_is_an_error_that_put_survives(
 ) -> None:
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: opened("/dev/full", os.O_WRONLY))
-    assert not store.put("key", PARTS)
+    assert not store.put("key", STORED)
 
 
 def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = CacheStore(tmp_path / "file" / "cache", 1 << 20)
-    assert not store.put("key", PARTS)
+    assert not store.put("key", STORED)
     assert store.get("key") is None
     assert store.usage().files == 0
     assert store.clear() == 0
@@ -218,10 +259,10 @@ def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 def test_beyond_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
     store = CacheStore(tmp_path, 10_000)
     for number in range(8):
-        store.put(str(number), [bytes(1000)])
+        store.put(str(number), CacheFile({"text": 800 * "x"}))
         os.utime(store.path(str(number)), (number, number))
     assert store.get("0") is not None  # and is the most recently used from here on
-    store.put("big", [bytes(3000)])
+    store.put("big", CacheFile({"text": 2800 * "x"}))
     assert store.usage().bytes <= 10_000
     assert store.get("big") is not None
     assert store.get("0") is not None
@@ -231,12 +272,12 @@ def test_beyond_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
 
 def test_something_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     store = CacheStore(tmp_path, 100)
-    store.put("key", [bytes(1000)])
+    store.put("key", CacheFile({"text": 800 * "x"}))
     assert store.usage().files == 0
 
 
 def test_clear_deletes_the_caches_files_and_no_others(store: CacheStore) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     (store.directory / ".tmp-1-abc").write_bytes(b"unfinished")
     (store.directory / "notes.txt").write_text("mine")
     assert store.clear() == 2
@@ -244,12 +285,12 @@ def test_clear_deletes_the_caches_files_and_no_others(store: CacheStore) -> None
 
 
 def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: CacheStore) -> None:
-    store.put("key", PARTS)
+    store.put("key", STORED)
     old, new = store.directory / ".tmp-1-old", store.directory / ".tmp-1-new"
     for path in (old, new):
         path.write_bytes(b"unfinished")
     os.utime(old, (1, 1))
-    CacheStore(store.directory, store.limit + 1).put("another", PARTS)  # as a process does at its first write
+    CacheStore(store.directory, store.limit + 1).put("another", STORED)  # as a process does at its first write
     assert not old.exists()
     assert new.exists()
 
@@ -260,19 +301,24 @@ def test_not_every_write_looks_at_every_file(store: CacheStore, monkeypatch: pyt
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: (looked.append(path), scan(path))[1])
     for number in range(20):
-        store.put(str(number), PARTS)
+        store.put(str(number), numbered(number))
     assert len(looked) == 1
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from smelt.runtime.cache import CacheStore
+from smelt.ir.artifact_file.container import Section
+from smelt.runtime.cache import CacheFile, CacheStore
 store = CacheStore(Path(sys.argv[1]), 1 << 30)
 print("ready", flush=True)
 for turn in range(int(sys.argv[2])):
-    store.put("key", [sys.argv[3].encode() * 100_000] * 3)
+    store.put("key", CacheFile({}, (Section.of(3, sys.argv[3].encode() * 100_000),) * 3))
 """
+
+
+def written(word: str) -> CacheFile:
+    return CacheFile({}, (Section.of(Kind.CODE, word.encode() * 100_000),) * 3)
 
 
 def start(directory: Path, turns: int, word: str) -> Started:
@@ -286,10 +332,10 @@ def test_processes_that_write_one_key_never_show_half_a_file(store: CacheStore) 
     writers = [start(store.directory, 60, word) for word in "ab"]
     seen = set()
     while any(writer.runs() for writer in writers):
-        parts = store.get("key")
-        if parts is not None:
-            assert parts in ([b"a" * 100_000] * 3, [b"b" * 100_000] * 3)
-            seen.add(parts[0][:1])
+        stored = store.get("key")
+        if stored is not None:
+            assert stored in (written("a"), written("b"))
+            seen.add(bytes(stored.sections[0].data[:1]))
     assert [writer.done().returncode for writer in writers] == [0, 0]
     assert seen
     assert store.get("key") is not None
@@ -297,12 +343,12 @@ def test_processes_that_write_one_key_never_show_half_a_file(store: CacheStore) 
 
 
 def test_a_process_killed_while_it_writes_loses_nothing(store: CacheStore) -> None:
-    store.put("key", [b"c" * 100_000] * 3)
+    store.put("key", written("c"))
     for _ in range(3):
         writer = start(store.directory, 1_000_000, "d")
         writer.kill()
         writer.done()
-        assert store.get("key") in ([b"c" * 100_000] * 3, [b"d" * 100_000] * 3)
+        assert store.get("key") in (written("c"), written("d"))
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

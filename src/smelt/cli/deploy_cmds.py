@@ -9,7 +9,9 @@ from typing import Any
 from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget, add_target, load
 from smelt.deploy.runtime import LIBRARY
-from smelt.ir.artifact_file.layout import FEATURES, ArtifactFile, Machine, TargetPart
+from smelt.ir.artifact_file.artifact import ArtifactFile, TargetPart
+from smelt.ir.artifact_file.container import KEY, manifest_in, unpack
+from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Bind, RegisterKind
@@ -83,7 +85,7 @@ def _dimension(text: str) -> tuple[str, int, Any]:
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="model.smelt")
+    parser.add_argument("file", help="model.smelt, or a file of the disk cache")
 
 
 def do_inspect(args: argparse.Namespace) -> int:
@@ -91,7 +93,14 @@ def do_inspect(args: argparse.Namespace) -> int:
         data = Path(args.file).read_bytes()
     except OSError as error:
         raise SmeltError("SM050", f"{args.file} cannot be read: {error.strerror}") from None
-    print("\n".join(inspected(read(data), len(data))))
+    manifest = manifest_in(unpack(data))
+    if KEY in manifest:
+        from smelt.pipeline.cache.entries import text_of_file
+        from smelt.runtime.cache import read_file
+
+        print(f"a file of the disk cache: {_bytes(len(data))}\n{text_of_file(read_file(data, manifest[KEY]))}")
+    else:
+        print("\n".join(inspected(read(data), len(data))))
     return 0
 
 

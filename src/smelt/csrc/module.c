@@ -17,7 +17,8 @@
 #include "runner/openmp.h"
 #include "executor/check.h"
 #include "executor/run/parts.h"
-#include "executor/checksum.h"
+#include "executor/format/checksum.h"
+#include "executor/format/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
 #include "lazy/accelerator.h"
@@ -95,6 +96,46 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+/* Where the bytes of a buffer begin at a whole word: in a copy, to be freed, if they begin elsewhere. NULL with an
+   exception. */
+static const void *
+at_whole_word(const Py_buffer *buffer, void **copy)
+{
+    *copy = NULL;
+    if ((uintptr_t)buffer->buf % sizeof(int64_t) == 0) {
+        return buffer->buf;
+    }
+    *copy = PyMem_Malloc((size_t)buffer->len);
+    return *copy ? memcpy(*copy, buffer->buf, (size_t)buffer->len) : PyErr_NoMemory();
+}
+
+/* read_sections(data, is_artifact): see _native.pyi. */
+static PyObject *
+read_sections(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer buffer;
+    int is_artifact;
+    if (!PyArg_ParseTuple(args, "y*p:read_sections", &buffer, &is_artifact)) {
+        return NULL;
+    }
+    void *copy;
+    PyObject *sections = NULL;
+    File file = {.data = at_whole_word(&buffer, &copy), .size = (size_t)buffer.len, .descriptor = -1};
+    if (file.data) {
+        smelt_error error;
+        smelt_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = (is_artifact ? smelt_file_check : smelt_file_check_sections)(&file, false, &error);
+        Py_END_ALLOW_THREADS
+        sections = status ? PyErr_Format(PyExc_ValueError, "%s", error.message)
+                          : PyBytes_FromStringAndSize((const char *)file.sections,
+                                                      (Py_ssize_t)file.header->sections * (Py_ssize_t)sizeof *file.sections);
+    }
+    PyMem_Free(copy);
+    PyBuffer_Release(&buffer);
+    return sections;
+}
+
 /* check_table(table, weights, state, kernels): see _native.pyi. */
 static PyObject *
 check_table(PyObject *Py_UNUSED(module), PyObject *args)
@@ -104,25 +145,24 @@ check_table(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "y*LLL:check_table", &buffer, &weights, &state, &kernels)) {
         return NULL;
     }
-    Table table;
-    smelt_error error;
-    void *copied = (uintptr_t)buffer.buf % sizeof(int64_t) ? PyMem_Malloc((size_t)buffer.len) : NULL; /* to whole words */
-    const void *data = copied ? memcpy(copied, buffer.buf, (size_t)buffer.len) : buffer.buf;
-    smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
-    if (!status) {
-        int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
-        status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
-                         : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
-        PyMem_Free(scratch);
+    void *copy;
+    PyObject *answer = NULL;
+    const void *data = at_whole_word(&buffer, &copy);
+    if (data) {
+        Table table;
+        smelt_error error;
+        smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
+        if (!status) {
+            int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
+            status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
+                             : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
+            PyMem_Free(scratch);
+        }
+        answer = status ? PyErr_Format(PyExc_ValueError, "%s", error.message) : PyLong_FromLongLong(smelt_run_bytes(&table));
     }
-    const int64_t run_bytes = status ? 0 : smelt_run_bytes(&table);
-    PyMem_Free(copied);
+    PyMem_Free(copy);
     PyBuffer_Release(&buffer);
-    if (status) {
-        PyErr_SetString(PyExc_ValueError, error.message);
-        return NULL;
-    }
-    return PyLong_FromLongLong(run_bytes);
+    return answer;
 }
 
 static PyMethodDef functions[] = {
@@ -145,6 +185,8 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
+    {"read_sections", read_sections, METH_VARARGS,
+     PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"check_table", check_table, METH_VARARGS, PyDoc_STR("Refuse a table of an artifact that breaks a rule.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,

@@ -33,7 +33,7 @@ from smelt.deploy.variant import HowToLower
 from smelt.device import Target, target_of
 from smelt.ir.artifact.machine import Machine
 from smelt.ir.artifact.text import format_machine
-from smelt.ir.artifact_file.layout import ArtifactFile, TargetPart
+from smelt.ir.artifact_file.artifact import ArtifactFile, TargetPart
 from smelt.ir.artifact_file.write import save as save_file
 
 

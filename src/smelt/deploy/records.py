@@ -35,6 +35,8 @@ from smelt.ir.artifact.machine import (
 )
 from smelt.ir.artifact.text import format_value
 from smelt.ir.artifact_file import layout as f
+from smelt.ir.artifact_file.artifact import TargetPart
+from smelt.ir.artifact_file.code import Code
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Operand, Program, reads, writes
 from smelt.ir.table import records as r
@@ -101,20 +103,19 @@ def target_table(machine: Machine, entries: Entries, places: Mapping[int, int]) 
 
 def target_part(
     machine: Machine, code: TargetCode, entries: Entries, places: Mapping[int, int]
-) -> tuple[f.TargetPart, Mapping[Any, Any]]:
+) -> tuple[TargetPart, Mapping[Any, Any]]:
     """All that a file has for one target; and where its variants end, by state and number, if that is in a state that
     the machine has not."""
     kind = _MACHINES[code.target.triple.split("-")[0]]
     offsets = dict(code.image.symbols)
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
-    slots = tuple(f.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
-    image = f.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), slots)
+    image = Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), code.image.slots)
     writer = _Table(machine, entries, symbols, places)
     table = writer.table()
     needs = f.feature_mask(kind, code.target.required_features)
     if kind is f.Machine.CUDA:
         needs = int(code.target.cpu.removeprefix("sm_").rstrip("a"))
-    return f.TargetPart(kind, needs, table, image), writer.ends
+    return TargetPart(kind, needs, table, image), writer.ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy
 
 from smelt.ir.artifact.machine import Machine, RegisterKind
-from smelt.ir.artifact_file.layout import Data
+from smelt.ir.artifact_file.artifact import Data
 
 
 class SharedData:

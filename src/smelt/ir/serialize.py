@@ -1,11 +1,11 @@
-"""Values of the compiler as text and back: programs, plans and what they are made of, for files that outlive a process.
+"""Values of the compiler as JSON and back: kernels, plans and what they are made of, for files that outlive a process.
 
-    Operand("x", (2, 3), (3, 1))   →   ["#r", 0], and in the table ["Operand", "x", ["t", 2, 3], ["t", 3, 1], 0]
+    AsStrided((2, 3), (3, 1), 0)   →   ["#r", 0], and in the table ["AsStrided", ["t", 2, 3], ["t", 3, 1], 0]
 
-The text is JSON: plain values in the form of `ir.json_values`, and what is the compiler's own as lists whose kind
-begins with `#`. Records (the frozen dataclasses listed here) are written once each, into a table, and referred to from
-there. What has no form here cannot be stored, and `CannotStore` says so; operators are stored by name, and only
-PyTorch's own and ours. Nothing in a text can name code to be run.
+Plain values have the form of `ir.json_values`; what is the compiler's own is a list whose kind begins with `#`. Records
+(the frozen dataclasses listed here) are written once each, into a table, and referred to from there. What has no form
+here cannot be stored, and `CannotStore` says so; operators are stored by name, and only PyTorch's own and ours. Nothing
+in a file can name code to be run.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir import call_contract, kernel, kernel_code, program, tensorspec
+from smelt.ir import call_contract, kernel, kernel_code, tensorspec
 from smelt.ir.json_values import decode, encode
 from smelt.ir.nodes import defining
 
@@ -26,12 +26,11 @@ RECORDS: tuple[type, ...] = (
     kernel.Compute, kernel.Cast, kernel.Store, kernel.Reduce, kernel.Scan, kernel.Accumulate, kernel.Scatter,
     kernel.Factor, kernel.Contract, kernel.Softmax, kernel.WeightedSum, kernel.Stage, kernel.Kernel,
     kernel.KernelGroup, kernel_code.GridPhase,
-    program.ProgramBuffer, program.Operand, program.Launch, program.Library, program.Program,
     call_contract.ViewStep, call_contract.AsStrided, call_contract.FromInput, call_contract.FromResult,
     call_contract.SameAsOutput, call_contract.Plain, call_contract.Saved,
     call_contract.JointPlan,
 )  # fmt: skip
-ENUMS: tuple[type[Enum], ...] = (kernel.Role, program.Place)
+ENUMS: tuple[type[Enum], ...] = (kernel.Role,)
 NAMESPACES = frozenset({"aten", "prims", "smelt"})
 
 _RECORDS: dict[str, type] = {each.__name__: each for each in RECORDS}
@@ -43,12 +42,12 @@ class CannotStore(Exception):
     """Why a value has no form in a file."""
 
 
-class BadText(Exception):
-    """A text is not what `dump` writes."""
+class BadForm(Exception):
+    """A value of JSON is not what `dump` returns."""
 
 
-def dump(value: object) -> str:
-    """The text of a value."""
+def dump(value: object) -> Any:
+    """A value as JSON has it."""
     table: list[Any] = []
     places: dict[str, int] = {}  # by text, not by equality: 1, 1.0 and True are equal
 
@@ -69,8 +68,8 @@ def dump(value: object) -> str:
             return ["#e", kind.__name__, value.name]
         raise CannotStore(f"a {kind.__name__} has no stored form")
 
-    form = encode(value, other)
-    return json.dumps([table, form], separators=(",", ":"))
+    form = encode(value, other)  # which fills the table
+    return [table, form]
 
 
 def operator_form(op: torch._ops.OpOverload) -> list[str]:
@@ -82,20 +81,20 @@ def operator_form(op: torch._ops.OpOverload) -> list[str]:
     return ["#o", namespace, plain, overload or "default"]
 
 
-def parse(text: str) -> Any:
-    """The value of a text; `BadText` if it is not one that `dump` wrote."""
+def parse(dumped: Any) -> Any:
+    """The value of what `dump` returned; `BadForm` if it is something else."""
     records: list[Any] = []
 
     def other(form: Any) -> Any:
         return records[form[1]] if form[0] == "#r" else _KINDS[form[0]](form)
 
     try:
-        table, form = json.loads(text)
+        table, form = dumped
         for entry in table:
             records.append(_RECORDS[entry[0]](*[decode(each, other) for each in entry[1:]]))
         return decode(form, other)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError) as error:
-        raise BadText(f"{type(error).__name__}: {error}") from error
+        raise BadForm(f"{type(error).__name__}: {error}") from error
 
 
 def operator(form: Any) -> torch._ops.OpOverload:

@@ -17,9 +17,11 @@ from smelt.base.errors import SmeltError
 from smelt.base.options import Options
 from smelt.device import check_launched, check_wanted, has_chips
 from smelt.ir.graph import GraphCompiler, Traced, placeholders, returning_tuple
+from smelt.ir.serialize import CannotStore
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.fake_tensor import FakeTensor
-from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
+from smelt.pipeline.cache.graph_json import digest, dump, has_numbers, loader
+from smelt.pipeline.cache.keys import environment_key
 from smelt.pipeline.cache.warm_start import load_stored, look_up
 from smelt.pipeline.parts import CompiledParts
 from smelt.pipeline.sizes.data_parts import has_data_sizes, in_parts
@@ -111,20 +113,17 @@ class _Llvm:
             return None
         try:
             return environment_key(self._options)
-        except Unstorable:
+        except CannotStore:
             return None
 
     def serialize(self, traced: Traced) -> Any:
-        from smelt.pipeline.cache.graph_json import dump
-
         try:
-            return [text_of(traced), dump(traced.graph)]
-        except Unstorable:
+            rows = dump(traced.graph)
+        except CannotStore:
             return None
+        return None if traced.constants or has_numbers(rows) else [digest(rows), rows]
 
     def load(self, data: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
-        from smelt.pipeline.cache.graph_json import loader
-
         text, rows = data
         try:
             rebuild = loader(rows)

@@ -9,7 +9,6 @@ random numbers are put back where they were, and a graph that calls anything tha
 Without `tune` nothing is ever timed.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -22,11 +21,12 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.device import random_state
 from smelt.ir.graph import Traced, placeholders
+from smelt.ir.serialize import CannotStore
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.fake_tensor import without_caller_hooks
-from smelt.pipeline.cache.keys import Unstorable, key_of
+from smelt.pipeline.cache.keys import key_of
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.runtime.cache import CacheStore, open_store
+from smelt.runtime.cache import CacheFile, CacheStore, open_store
 
 Compile = Callable[[Traced, Options], Flat]
 
@@ -75,7 +75,7 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
         return options
     try:
         key = f"{key_of(traced, options)}\nchosen on {torch.get_num_threads()} threads"
-    except Unstorable as reason:  # what is not PyTorch's own may do more than compute
+    except CannotStore as reason:  # what is not PyTorch's own may do more than compute
         events.emit("tuning", f"nothing was tried: {reason}")
         return options
     store = open_store()
@@ -91,7 +91,7 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
     chosen = {choice.name: getattr(fastest, choice.name) for choice in choices}
     events.count("tuned_graphs")
     if store is not None:
-        store.put(key, [json.dumps(chosen).encode()])
+        store.put(key, CacheFile({"chosen": chosen}))
     return fastest
 
 
@@ -107,12 +107,12 @@ def _is_open(choice: Choice, options: Options) -> bool:
 
 def _read(store: CacheStore, key: str) -> Mapping[str, Any] | None:
     """What was chosen before; None if there is nothing, or nothing that could have been chosen."""
-    parts = store.get(key)
-    if not parts:
+    stored = store.get(key)
+    if stored is None:
         return None
     allowed = {choice.name: choice for choice in CHOICES}
     try:
-        settings = json.loads(parts[0])
+        settings = stored.values["chosen"]
         defaults = Options()
         for name, value in settings.items():
             if value not in (getattr(defaults, name), *allowed[name].values):

@@ -1,12 +1,11 @@
 """The disk cache: a directory of files, one per key, that any number of processes read and write at once.
 
-    store = open_store()                    None if the cache is off
-    store.put("key text", [b"…", b"…"])
-    store.get("key text")                   [b"…", b"…"], or None
+    store = open_store()                                        None if the cache is off
+    store.put("key text", CacheFile({"chosen": 3}, (…,)))
+    store.get("key text")                                       the same again, or None
 
-A file holds its whole key and the parts stored under it, after a checksum of all that:
-
-    b"smelt cache 1\\n"  sha256 of the rest  number of parts  lengths of key and parts  key  parts
+A file has the form of an artifact (`ir.artifact_file`): a manifest, which holds the whole key and plain values, and any
+other sections, as a program's table and its machine code. Everything in it is under a checksum.
 
 A file is made under another name and renamed, so nobody sees half of one. Whatever is wrong with a file (cut short, a
 bit flipped, another's, another format), it counts as absent and is written anew. Writing is best effort: where it fails
@@ -21,25 +20,30 @@ import operator
 import os
 import secrets
 import stat
-import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import config
+from smelt.ir.artifact_file.container import KEY, ArtifactError, Section, manifest_in, manifest_section, unpack
+from smelt.ir.artifact_file.container import pack as pack_sections
+from smelt.ir.artifact_file.layout import MAGIC as MAGIC_WORD
 
-MAGIC = b"smelt cache 1\n"
+MAGIC = MAGIC_WORD.to_bytes(8, "little")
 SUFFIX = ".smelt"
 _TEMPORARY = ".tmp-"
 _ABANDONED = 3600.0  # seconds after which an unfinished file belongs to a process that died
-_HEAD = len(MAGIC) + hashlib.sha256().digest_size
-_MOST_PARTS = 64
 
 
-class Damaged(Exception):
-    """What is wrong with a file."""
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """What is stored under a key: values that JSON has, and sections of bytes."""
+
+    values: Mapping[str, Any]
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +64,38 @@ class CacheStore:
     limit: int
 
     def path(self, key: str) -> Path:
-        return self.directory / (hashlib.sha256(_encoded(key)).hexdigest() + SUFFIX)
+        return self.directory / (hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest() + SUFFIX)
 
-    def get(self, key: str) -> list[bytes] | None:
-        """The parts stored under `key`."""
+    def get(self, key: str) -> CacheFile | None:
+        """What is stored under `key`."""
         path = self.path(key)
         try:
-            parts = unpack(_read(path, self.limit), key)
+            contents = read_file(_read(path, self.limit), key)
         except FileNotFoundError:
             return None
-        except (OSError, Damaged, MemoryError) as reason:
+        except (OSError, ArtifactError, MemoryError) as reason:
             events.emit("cache", f"{path.name} is not used: {reason or 'too little memory is left'}")
             return None
         with contextlib.suppress(OSError, NotImplementedError):
             os.utime(path, follow_symlinks=False)  # the least recently used go first
-        return parts
+        return contents
 
-    def put(self, key: str, parts: Sequence[bytes]) -> bool:
-        """Store parts under `key`; whether that worked."""
+    def put(self, key: str, contents: CacheFile) -> bool:
+        """Store something under `key`; whether that worked."""
         path = self.path(key)
         temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            contents = pack(key, parts)
-            _write(temporary, contents)
+            data = file_bytes(key, contents)
+            _write(temporary, data)
             os.replace(temporary, path)
-        except (OSError, MemoryError) as reason:
+        except (OSError, ArtifactError, MemoryError) as reason:
             events.emit("cache", f"{path.name} is not written: {reason or 'too little memory is left'}")
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
         # Listing every file takes longer than writing one: that is done when a part of the limit has been written.
-        left = _room.get(self, -1) - len(contents)
+        left = _room.get(self, -1) - len(data)
         _room[self] = left if left >= 0 else min(self.limit - self._evict(), self.limit // 16)
         return True
 
@@ -143,39 +147,18 @@ def _deleted(path: str) -> bool:
     return True
 
 
-def pack(key: str, parts: Sequence[bytes]) -> bytes:
-    """The contents of a file."""
-    pieces = [_encoded(key), *parts]
-    rest = b"".join([struct.pack(f"<Q{len(pieces)}Q", len(pieces), *map(len, pieces)), *pieces])
-    return MAGIC + hashlib.sha256(rest).digest() + rest
+def file_bytes(key: str, contents: CacheFile) -> bytes:
+    """A file."""
+    return pack_sections([manifest_section({KEY: key, **contents.values}), *contents.sections])
 
 
-def unpack(data: bytes, key: str) -> list[bytes]:
-    """The parts in a file's contents; `Damaged` if they are not what `pack` made of this key."""
-    if not data.startswith(MAGIC):
-        raise Damaged("it is in another format")
-    rest = memoryview(data)[_HEAD:]
-    if hashlib.sha256(rest).digest() != data[len(MAGIC) : _HEAD]:
-        raise Damaged("its checksum is wrong")
-    # From here on it is as it was written; that it was written for this key and by this code is still to be seen.
-    count = struct.unpack_from("<Q", rest)[0] if len(rest) >= 8 else 0
-    if not 1 <= count <= _MOST_PARTS or len(rest) < 8 * (count + 1):
-        raise Damaged("its lengths are wrong")
-    lengths = struct.unpack_from(f"<{count}Q", rest, 8)
-    place = 8 * (count + 1)
-    if sum(lengths) != len(rest) - place:
-        raise Damaged("its lengths are wrong")
-    pieces = []
-    for length in lengths:
-        pieces.append(bytes(rest[place : place + length]))
-        place += length
-    if pieces[0] != _encoded(key):
-        raise Damaged("it belongs to another key")
-    return pieces[1:]
-
-
-def _encoded(key: str) -> bytes:
-    return key.encode(errors="surrogatepass")  # names of files may be no text
+def read_file(data: bytes, key: str) -> CacheFile:
+    """What is in a file that was written for this key; an error if there is none, or anything is wrong with it."""
+    sections = unpack(data)
+    values = manifest_in(sections)
+    if values.pop(KEY, None) != key:
+        raise ArtifactError("it belongs to another key")
+    return CacheFile(values, tuple(sections[1:]))
 
 
 _OPENING = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")  # as far as the system has them
@@ -188,13 +171,13 @@ def _read(path: Path, most: int) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise Damaged("it is no plain file")
+            raise ArtifactError("it is no plain file")
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
-            raise Damaged("others may write it")
+            raise ArtifactError("others may write it")
         if status.st_size > most:
-            raise Damaged("it is larger than the whole cache may be")
+            raise ArtifactError("it is larger than the whole cache may be")
         if os.read(descriptor, len(MAGIC)) != MAGIC:
-            raise Damaged("it is in another format")
+            raise ArtifactError("it is in another format")
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return file.read(status.st_size)

@@ -5,8 +5,8 @@
 
 `torch_call_dispatcher` takes any operator by name, with its arguments on a stack of 64-bit words. How a word stands for
 an argument depends on its type in the operator's schema; `csrc/runner/native_call.h` has the codes that say so. Each
-kind of argument and of result is tried once, on a small call whose result Python knows too, before a call that has it
-is made.
+kind of argument and of result is tried once, on a small call whose result Python knows too, before a program is written
+that has it. In the disk cache, programs are found by the very PyTorch that they were tried with.
 
 It has no word for a number that is an integer or a float as it comes (`Scalar`). Products of matrices have such
 numbers, and are called by functions of their own, which also take less time: no dispatch, no stack.
@@ -14,7 +14,7 @@ numbers, and are called by functions of their own, which also take less time: no
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,9 +43,6 @@ from smelt.torch_abi.symbols import find_symbol
 
 aten = torch.ops.aten
 
-CONNECTED = "connected"
-Asked = dict[str, bool]  # what native calls depend on: whether there is an interface, and what of it works
-
 
 class _Wrong(Exception):
     """A call that was to be made natively came to Python."""
@@ -69,13 +66,10 @@ def function_call(
     tensors: tuple[Any, ...],
     factors: tuple[float, ...],
     product: tuple[Any, ...],
-    asked: Asked | None = None,
 ) -> Native | None:
     """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none.
     `product`: how to make it without a call, see `Native`."""
-    if not _all_hold((CONNECTED, _NAMES[op]), asked):
-        return None
-    return _function_call(op, tensors, factors, product)
+    return _function_call(op, tensors, factors, product) if connect() and _holds(_NAMES[op]) else None
 
 
 def _function_call(
@@ -101,17 +95,16 @@ def boxed_call(
     kwargs: Mapping[str, Any],
     tensor: type,
     ref: Callable[[Any], Any] = lambda each: each,
-    asked: Asked | None = None,
 ) -> Native | None:
     """A call through the dispatcher, of arguments in which objects of the class `tensor` stand for tensors; what `ref`
     returns for each is in their place in the call. None where Python has to make it.
 
     Operators that are not PyTorch's own are left to Python: if one raises, it would run a second time to say so.
     """
-    if op.namespace != "aten" or not _all_hold((CONNECTED,), asked):
+    if op.namespace != "aten" or not connect():
         return None
     encoded = _encoded(op, args, kwargs, tensor, ref)
-    return encoded[0] if encoded is not None and _all_hold(encoded[1], asked) else None
+    return encoded[0] if encoded is not None and all(map(_holds, encoded[1])) else None
 
 
 class _Unboxable(Exception):
@@ -282,28 +275,8 @@ _WORDS: dict[Any, Callable[[Any], int | None]] = {
 _known: dict[str, bool] = {}
 
 
-def would_be_same(asked: Mapping[str, bool]) -> bool:
-    """Whether calls that were made native or not by these answers, maybe in another process, would be so now."""
-    return all(_holds(what) == answer for what, answer in asked.items())
-
-
-def _all_hold(whats: Iterable[str], asked: Asked | None) -> bool:
-    for what in whats:
-        answer = None if asked is None else asked.get(what)
-        if answer is None:
-            answer = _holds(what)
-            if asked is not None:
-                asked[what] = answer
-        if not answer:
-            return False
-    return True
-
-
 def _holds(what: str) -> bool:
-    """Whether there is an interface, a kind of argument or result arrives, or an operator's own function does what the
-    operator does."""
-    if what == CONNECTED:
-        return connect()
+    """Whether a kind of argument or result arrives, or an operator's own function does what the operator does."""
     holds = _known.get(what)
     if holds is None:
         if torch._C._len_torch_dispatch_stack():

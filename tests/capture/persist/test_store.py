@@ -545,7 +545,8 @@ def test_a_changed_file_is_told_by_its_time(worlds: Worlds, monkeypatch: pytest.
 def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
     text = HEAD + "def program(x):\n    return x * 2"
     worlds.run(text, given)
-    from smelt.runtime.cache import open_store, pack
+    from smelt.ir.artifact_file.container import manifest_in, unpack
+    from smelt.runtime.cache import CacheFile, open_store
 
     store = open_store()
     assert store is not None
@@ -555,9 +556,10 @@ def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
     assert worlds.run(text, given).loaded == 0
     assert worlds.run(text, given).loaded == 1
     # One that is whole, and says something else.
-    key = whole[whole.index(b"capture\n") :].split(b'{"accessors"')[0].decode()
-    for nonsense in (b"{}", b"[]", b"nothing", b'{"objects": [["module", "os"]], "roots": [[0]], "files": []}'):
-        path.write_bytes(pack(key, [nonsense]))
+    key = manifest_in(unpack(whole))["key"]
+    nonsense = {"objects": [["module", "os"]], "roots": [[0]], "files": []}
+    for stored in ({}, *({"capture": each} for each in ({}, [], "nothing", None, nonsense))):
+        assert store.put(key, CacheFile(stored))
         assert worlds.run(text, given).loaded == 0
         assert worlds.run(text, given).loaded == 1
 

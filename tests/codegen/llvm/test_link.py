@@ -13,8 +13,9 @@ from smelt.codegen.cpu import target as cpu
 from smelt.codegen.llvm import compile as engine
 from smelt.codegen.llvm.link import CannotLink, link
 from smelt.codegen.loops.builder import Builder
+from smelt.ir.artifact_file.code import CodeSlot
 from smelt.ir.loops import Module
-from smelt.runtime.program.code_image import Image, Slot, load
+from smelt.runtime.program.code_image import Image, load
 
 CALLS = """
 declare double @cbrt(double)
@@ -109,7 +110,7 @@ def test_references_lead_to_what_they_name_on_x86() -> None:
     target = place + 5 + struct.unpack_from("<i", image.code, place + 1)[0]
     assert image.code[target : target + 6] == b"\xff\x25\x02\x00\x00\x00"
     (slot,) = image.slots
-    assert slot == Slot(target + 8, "cbrt")
+    assert slot == CodeSlot(target + 8, "cbrt")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch
 
 def test_a_function_that_nobody_has_is_an_error_not_a_crash() -> None:
     with pytest.raises(SmeltError, match="surely_not_there"):
-        load(Image(bytes(16), (("f", 0),), (Slot(8, "surely_not_there"),)))
+        load(Image(bytes(16), (("f", 0),), (CodeSlot(8, "surely_not_there"),)))
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 16, 1 << 62])

@@ -6,7 +6,7 @@ import torch
 
 from smelt.codegen.ahead_of_time import WrittenKernels, write_for
 from smelt.device import Target
-from smelt.ir.artifact_file.layout import Data
+from smelt.ir.artifact_file.artifact import Data
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.expressions import DivModMinMax, Expression, Symbol

@@ -2,7 +2,8 @@
 
 import struct
 
-from smelt.ir.artifact_file import layout as f
+from smelt.ir.artifact_file.artifact import ArtifactFile, Data, TargetPart
+from smelt.ir.artifact_file.code import Code, CodeSlot
 from smelt.ir.artifact_file.layout import Machine, feature_mask
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Bind, RegisterKind
@@ -63,13 +64,13 @@ def table() -> r.Table:
     )
 
 
-def artifact() -> f.ArtifactFile:
+def artifact() -> ArtifactFile:
     """Two targets of one table."""
-    code = f.Code(bytes(range(256)) * 20, (0, 64), (f.CodeSlot(8, "smelt_parallel_for"), f.CodeSlot(16, "", 32)))
+    code = Code(bytes(range(256)) * 20, (0, 64), (CodeSlot(8, "smelt_parallel_for"), CodeSlot(16, "", 32)))
     features = feature_mask(Machine.X86_64, ["avx2", "fma"])
     targets = (
-        f.TargetPart(Machine.X86_64, features, table(), code),
-        f.TargetPart(Machine.AARCH64, 0, table(), code),
+        TargetPart(Machine.X86_64, features, table(), code),
+        TargetPart(Machine.AARCH64, 0, table(), code),
     )
-    weights, state = f.Data({0: struct.pack("<4f", 1, 2, 3, 4)}), f.Data({0: struct.pack("<q", 10)})
-    return f.ArtifactFile({"name": "loop", "made by": "a test"}, targets, weights, state)
+    weights, state = Data({0: struct.pack("<4f", 1, 2, 3, 4)}), Data({0: struct.pack("<q", 10)})
+    return ArtifactFile({"name": "loop", "made by": "a test"}, targets, weights, state)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from smelt import _native
-from smelt.ir.artifact_file import layout as f
-from smelt.ir.artifact_file.check import ArtifactError, check_table
+from smelt.ir.artifact_file.artifact import ArtifactFile, Data, check_table
+from smelt.ir.artifact_file.code import Code, CodeSlot
+from smelt.ir.artifact_file.container import ArtifactError, read_sections, signed
 from smelt.ir.artifact_file.layout import FEATURES, FileHeader, Machine, SectionRecord, feature_mask
-from smelt.ir.artifact_file.read import read, read_manifest, read_sections
-from smelt.ir.artifact_file.write import save, signed, write
+from smelt.ir.artifact_file.read import read, read_manifest
+from smelt.ir.artifact_file.write import save, write
 from smelt.ir.table import records as r
 from smelt.ir.table.layout import words_of
 from smelt.ir.table.records import Bind, RegisterKind
@@ -78,16 +79,16 @@ import smelt.ir.artifact_file.read, smelt.ir.artifact_file.write
 # --- records that break a rule --------------------------------------------------------------------------------
 
 
-def changed_table(change: Callable[[r.Table], r.Table]) -> f.ArtifactFile:
+def changed_table(change: Callable[[r.Table], r.Table]) -> ArtifactFile:
     made = artifact()
     return replace(made, targets=(replace(made.targets[0], table=change(table())),))
 
 
-def with_code(code: f.Code) -> f.ArtifactFile:
+def with_code(code: Code) -> ArtifactFile:
     return replace(artifact(), targets=(replace(artifact().targets[0], code=code),))
 
 
-def in_body(**fields: object) -> f.ArtifactFile:
+def in_body(**fields: object) -> ArtifactFile:
     """The example with other fields of the variant in the loop."""
 
     def change(given: r.Table) -> r.Table:
@@ -97,7 +98,7 @@ def in_body(**fields: object) -> f.ArtifactFile:
     return changed_table(change)
 
 
-def in_register(number: int, **fields: object) -> f.ArtifactFile:
+def in_register(number: int, **fields: object) -> ArtifactFile:
     def change(given: r.Table) -> r.Table:
         registers = list(given.registers)
         registers[number] = replace(registers[number], **fields)  # type: ignore[arg-type]
@@ -115,18 +116,18 @@ WRONG = {
         "features that have no name",
     ),
     "an entry outside": (
-        with_code(f.Code(b"x" * 16, (0, 16))),
+        with_code(Code(b"x" * 16, (0, 16))),
         "entry outside",
     ),
     "a slot outside": (
-        with_code(f.Code(b"x" * 16, (0, 0), (f.CodeSlot(9, "exp"),))),
+        with_code(Code(b"x" * 16, (0, 0), (CodeSlot(9, "exp"),))),
         "is outside the image",
     ),
     "data of another size": (in_register(2, bytes=12), "a wrong bytes"),
-    "data that is not there": (replace(artifact(), weights=f.Data({0: b"12"})), "a wrong data"),
+    "data that is not there": (replace(artifact(), weights=Data({0: b"12"})), "a wrong data"),
     "data that ends too early": (in_register(2, data=4), "a wrong data"),
     "data that begins too early": (in_register(2, data=-64), "a wrong data"),
-    "data at an odd place": (replace(in_register(2, data=2), weights=f.Data({0: bytes(20)})), "a wrong data"),
+    "data at an odd place": (replace(in_register(2, data=2), weights=Data({0: bytes(20)})), "a wrong data"),
     "strides of a local": (in_register(5, strides=(1, 1)), "a wrong data"),
     "strides backwards": (in_register(3, strides=(-1,)), "a wrong strides"),
     "an unknown dtype": (in_register(0, dtype="float12"), "no dtype 'float12'"),

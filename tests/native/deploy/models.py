@@ -13,7 +13,8 @@ from typing import Any
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
-from smelt.ir.artifact_file import layout as f
+from smelt.ir.artifact_file.artifact import ArtifactFile, Data, TargetPart
+from smelt.ir.artifact_file.code import Code, CodeSlot
 from smelt.ir.artifact_file.layout import Machine
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Bind, RegisterKind
@@ -65,12 +66,12 @@ class Model:
     registers: list[r.Register] = field(default_factory=list)
     outputs: list[r.Output] = field(default_factory=list)
     states: list[r.State] = field(default_factory=list)
-    weights: f.Data = field(default_factory=f.Data)
-    state: f.Data = field(default_factory=f.Data)
+    weights: Data = field(default_factory=Data)
+    state: Data = field(default_factory=Data)
     kernels: list[r.Kernel] = field(default_factory=list)
     _image: bytearray = field(default_factory=bytearray)
     _entries: list[int] = field(default_factory=list)
-    _slots: list[f.CodeSlot] = field(default_factory=list)
+    _slots: list[CodeSlot] = field(default_factory=list)
     _compiled: list[Any] = field(default_factory=list)
 
     def register(self, name: str, kind: RegisterKind, dtype: str, *dims: int | r.Dim, **more: Any) -> int:
@@ -91,7 +92,7 @@ class Model:
         self._entries.append(start + dict(image.symbols)[compiled.symbol])
         for slot in image.slots:
             addend = slot.addend if slot.name else slot.addend + start
-            self._slots.append(f.CodeSlot(slot.offset + start, slot.name, addend))
+            self._slots.append(CodeSlot(slot.offset + start, slot.name, addend))
         self._compiled.append(compiled)
         self.kernels.append(r.Kernel(parsed.name, compiled.buffers))
         return len(self.kernels) - 1
@@ -113,13 +114,13 @@ class Model:
             for fact in self._compiled[kernel].facts
         )
 
-    def artifact(self, features: int = 0) -> f.ArtifactFile:
+    def artifact(self, features: int = 0) -> ArtifactFile:
         table = r.Table(
             self.name, tuple(self.registers), tuple(self.outputs), tuple(self.kernels), tuple(self.states)
         )
-        code = f.Code(bytes(self._image) or bytes(16), tuple(self._entries), tuple(self._slots))
-        target = f.TargetPart(here(), features, table, code)
-        return f.ArtifactFile({"name": self.name}, (target,), self.weights, self.state)
+        code = Code(bytes(self._image) or bytes(16), tuple(self._entries), tuple(self._slots))
+        target = TargetPart(here(), features, table, code)
+        return ArtifactFile({"name": self.name}, (target,), self.weights, self.state)
 
 
 AFFINE = """
@@ -466,7 +467,7 @@ class _WithGrids:
     def __init__(self, made: Model) -> None:
         self._made = made
 
-    def artifact(self) -> f.ArtifactFile:
+    def artifact(self) -> ArtifactFile:
         found = self._made.artifact()
         (part,) = found.targets
         kernels = []
@@ -484,8 +485,8 @@ class _WithGrids:
             grids = (r.Grid(f"k{number}_0", 3, -1, 128, 1024), r.Grid(f"k{number}_1", 0, sizes - 1, 256))
             kernels.append(replace(kernel, sizes=sizes, grids=grids))
         entries = (0,) * len(kernels)
-        text = f.Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)
-        grids = f.TargetPart(Machine.CUDA, 80, replace(part.table, kernels=tuple(kernels)), text)
+        text = Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)
+        grids = TargetPart(Machine.CUDA, 80, replace(part.table, kernels=tuple(kernels)), text)
         return replace(found, targets=(grids, part))
 
 

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import smelt
-from smelt.ir.artifact_file.layout import FEATURES, ArtifactFile, CodeSlot, Machine
-from smelt.ir.artifact_file.read import read, read_sections
+from smelt.ir.artifact_file.artifact import ArtifactFile
+from smelt.ir.artifact_file.code import CodeSlot
+from smelt.ir.artifact_file.container import read_sections
+from smelt.ir.artifact_file.layout import FEATURES, Machine
+from smelt.ir.artifact_file.read import read
 from smelt.ir.artifact_file.write import save
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Bind, RegisterKind

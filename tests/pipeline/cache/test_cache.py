@@ -1,5 +1,7 @@
 """Compiled graphs out of the disk cache: the same answers as freshly compiled, whatever happened to the files."""
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from torch import nn
 
 import smelt
 from smelt import cli
+from smelt.ir.artifact_file.container import Section
+from smelt.ir.artifact_file.layout import CodeHeader, Kind
 from smelt.ir.table.layout import words_of
 from smelt.ir.table.read import TableReader
-from smelt.runtime.cache import CacheStore, directory
+from smelt.runtime.cache import CacheFile, CacheStore, directory, file_bytes
 from tests import processes
 from tests.processes import Started
 
@@ -203,7 +207,7 @@ def test_the_cache_switched_off_leaves_no_trace(cache: CacheStore, monkeypatch: 
 
 def entry(cache: CacheStore) -> Path:
     """The file of the graph, not the one of its capture."""
-    (path,) = [each for each in cache.directory.glob("*.smelt") if b"capture\nsmelt " not in each.read_bytes()]
+    (path,) = [each for each in cache.directory.glob("*.smelt") if b"capture\\nsmelt " not in each.read_bytes()]
     return path
 
 
@@ -235,46 +239,65 @@ def test_damage_anywhere_gives_the_same_answer_and_a_whole_file(cache: CacheStor
 def test_contents_that_are_whole_but_say_nonsense_are_dropped(
     cache: CacheStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file with a right checksum and key, whose parts are another's: as if written by other code with our version."""
+    """A file with right checksums and key, whose sections are another's: as if written by other code of our version."""
     x = torch.linspace(-3, 3, 24).view(4, 6)
     expected = fresh(wavy)(x)
     keys: list[str] = []
     get = CacheStore.get
 
-    def noting(self: CacheStore, key: str) -> list[bytes] | None:
+    def noting(self: CacheStore, key: str) -> CacheFile | None:
         if not key.startswith("capture\n"):
             keys.append(key)
         return get(self, key)
 
     monkeypatch.setattr(CacheStore, "get", noting)
     fresh(wavy)(x)
-    text, table, *rest = whole = cache.get(keys[0]) or []
+    whole = cache.get(keys[0])
+    assert whole is not None
+    values, table, codes = whole.values, bytes(whole.sections[0].data), whole.sections[1:]
+    text = json.dumps(values["program"])
     programs = TableReader(table).header.blob - 8 * len(words_of("programs"))  # the last section
     consuming = programs + 8 * [word.name for word in words_of("programs")].index("consuming")
-    broken: list[list[bytes]] = [
-        [],
-        [text],
-        [text, table],
-        [text, table, *rest[:-1]],  # no code
-        [*whole, b""],
-        [b"", table, *rest],
-        [b"\xff", table, *rest],
-        [b"[[],null]", table, *rest],
-        [b"[[],5]", table, *rest],
-        [text.replace(b'"k0"', b'"k9"', 1), table, *rest],  # a function that is not there
-        [text.replace(b'"JointPlan"', b'"JointPlane"'), table, *rest],
-        [text, b"", *rest],
-        [text, table[:-1], *rest],
-        [text, table + b"\0", *rest],
-        [text, table.replace(b"float32", b"float3x"), *rest],
-        [text, table.replace(b"k0", b"k9"), *rest],
-        [text, table[:8] + b"\x09" + table[9:], *rest],  # of another version
-        [text, table[:consuming] + b"\x01" + table[consuming + 1 :], *rest],
-        [text, *rest[:1], table, *rest[1:]],
+
+    def about(program: str) -> CacheFile:
+        return CacheFile({**values, "program": json.loads(program)}, whole.sections)
+
+    def with_table(changed: bytes) -> CacheFile:
+        return CacheFile(values, (Section.of(Kind.TABLE, changed), *codes))
+
+    def with_code(changed: bytes) -> CacheFile:
+        return CacheFile(values, (whole.sections[0], Section.of(Kind.CODE, changed), *codes[1:]))
+
+    code, entry = bytes(codes[0].data), 8 * len(CodeHeader._fields)
+    broken = [
+        CacheFile({}),
+        CacheFile(values),
+        CacheFile({}, whole.sections),
+        CacheFile(values, whole.sections[:-1]),  # no code
+        CacheFile(values, (*whole.sections, Section.of(Kind.CODE, code))),
+        CacheFile(values, (*codes, whole.sections[0])),
+        CacheFile(values, (Section.of(Kind.CODE, table), *codes)),
+        about('""'),
+        about("[[],null]"),
+        about("[[],5]"),
+        about(text.replace('"k0"', '"k9"', 1)),  # a function that is not there
+        about(text.replace('"JointPlan"', '"JointPlane"')),
+        with_table(b""),
+        with_table(table[:-1]),
+        with_table(table + b"\0"),
+        with_table(table.replace(b"float32", b"float3x")),
+        with_table(table.replace(b"k0", b"k9")),
+        with_table(table[:8] + b"\x09" + table[9:]),  # of another version
+        with_table(table[:consuming] + b"\x01" + table[consuming + 1 :]),
+        with_code(b""),
+        with_code(code[:-1]),
+        with_code(code + b"\0"),
+        with_code(code[:entry] + b"\xff" * 8 + code[entry + 8 :]),
+        with_code(b"\x7f" + code[1:]),  # more functions than there are
     ]
-    for parts in broken:
-        assert parts != whole
-        cache.put(keys[0], parts)
+    for stored in broken:
+        assert stored != whole
+        cache.put(keys[0], stored)
         assert torch.equal(fresh(wavy)(x), expected)
         assert smelt.counters["cache_hits"] == 0
         assert torch.equal(fresh(wavy)(x), expected)
@@ -316,6 +339,20 @@ def test_a_process_killed_at_any_moment_leaves_a_cache_that_works(cache: CacheSt
     process.done()
     done = start(cache.directory).done().stdout.split()
     assert start(cache.directory).done().stdout.split() == [done[0], "2", "False"]
+
+
+def test_a_file_is_inspected(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(wavy)(torch.linspace(-3, 3, 24).view(4, 6))
+    assert cli.main(["inspect", str(entry(cache))]) == 0
+    shown = capsys.readouterr().out
+    assert "a file of the disk cache: " in shown and "float32[4, 6], input" in shown
+    assert re.search(r"^ +\d+ +k\d+\w*\(%0", shown, re.MULTILINE), shown
+    (capture,) = set(cache.directory.glob("*.smelt")) - {entry(cache)}
+    assert cli.main(["inspect", str(capture)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["capture"]
+    capture.write_bytes(file_bytes("key", CacheFile({}, (Section.of(Kind.TABLE, b""),))))
+    assert cli.main(["inspect", str(capture)]) != 0
+    assert "SM050" in capsys.readouterr().err
 
 
 def test_the_command_line(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,22 @@
 """Graphs that an earlier process kept, where the program has put wrappers into the places of PyTorch's functions."""
 
 import functools
+import json
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from torch.nn import functional as F
 
 import smelt
 from smelt.base.options import config
 from smelt.capture import CompiledRegion
-from smelt.ir.graph import Traced
+from smelt.ir.graph import GraphLevel, Traced
+from smelt.ir.serialize import CannotStore
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.pipeline.backends import resolve_backend
-from smelt.pipeline.cache.graph_json import dump, load, loader
+from smelt.pipeline.cache.graph_json import digest, dump, load, loader
 
 
 def softsign(x: torch.Tensor) -> torch.Tensor:
@@ -83,3 +87,35 @@ def test_a_graph_is_made_of_pytorchs_own_functions_alone(how: str, monkeypatch: 
         load(rows)
     monkeypatch.undo()
     assert [node.target for node in make().graph.nodes] == [node.target for node in load(rows).graph.nodes]
+
+
+def test_arguments_of_all_kinds_come_back_and_names_of_nodes_make_no_difference() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    set_spec(x, TensorSpec.of(torch.ones(2, 3)))
+    kinds: tuple[Any, ...] = ([x, 1, 1.0, True, -0.0, 1j], slice(None, x, 2), torch.half, ..., {"a": torch.Size((2,))})
+    called = graph.call_function(torch.ops.aten.add, (x, GraphLevel.TORCH, torch.nn.functional.relu, *kinds))
+    called = graph.call_function(torch.ops.aten.add.Tensor, (called, x), {"alpha": 2})
+    graph.output((graph.call_method("view", (called, -1)),))
+    rows = dump(graph)
+    back = load(json.loads(json.dumps(rows))).graph
+    assert dump(back) == rows
+    for node, other in zip(graph.nodes, back.nodes, strict=True):
+        assert (node.op, node.name, node.target, spec_of(node)) == (other.op, other.name, other.target, spec_of(other))
+    for node in back.nodes:
+        node.name = f"other_{node.name}"
+    assert dump(back) != rows and digest(dump(back)) == digest(rows)
+    called.args = (x, called.args[0])
+    assert digest(dump(graph)) != digest(rows)
+
+
+def test_graphs_that_have_no_form() -> None:
+    for argument in (object(), torch.ones(2), graph_of):
+        graph = fx.Graph()
+        graph.output((graph.call_function(torch.sin, (argument,)),))
+        with pytest.raises(CannotStore):
+            dump(graph)
+    graph = fx.Graph()
+    graph.get_attr("weight")
+    with pytest.raises(CannotStore, match="get_attr"):
+        dump(graph)

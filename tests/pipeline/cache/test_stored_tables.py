@@ -1,4 +1,4 @@
-"""Flat tables out of the disk cache: run as they were stored, or written anew where native calls are others."""
+"""Flat tables out of the disk cache: run as they were stored, those with other native calls apart."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
+from smelt.base.options import Options
 from smelt.ir.program import Program
+from smelt.pipeline.cache.keys import environment_key
 from smelt.runtime.cache import CacheStore
 from smelt.runtime.program import launch
 from smelt.runtime.program.launch import Executable
@@ -64,17 +67,17 @@ def flattened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_stored_table_is_run_as_it_is(
     cache: CacheStore, monkeypatch: pytest.MonkeyPatch, flattened: list[str]
 ) -> None:
+    made: list[Executable] = []
+    monkeypatch.setattr(launch, "note", made.append)
     expected = train()
     assert len(flattened) == 2
     flattened.clear()
-    read: list[Executable] = []
-    monkeypatch.setattr(launch, "note", read.append)
     assert all(map(torch.equal, train(), expected))
     assert smelt.counters["cache_hits"] == 2 and not flattened
-    for executable in read:
-        assert "program" not in executable.__dict__  # nobody asked
-        again = launch.flatten(executable.program, kernels_of(executable), executable.read().program.consuming)
-        assert again.table == executable.flat.table and again.asked == executable.flat.asked
+    for compiled, executable in zip(made[:2], made[2:], strict=True):
+        assert compiled.program is not None and executable.program is None
+        again = launch.flatten(compiled.program, kernels_of(executable), executable.read().program.consuming)
+        assert again.table == executable.flat.table
         assert [str(each) for each in again.objects] == [str(each) for each in executable.run.objects]
 
 
@@ -83,19 +86,32 @@ def kernels_of(executable: Executable) -> dict[str, Any]:
 
 
 @needs_layout
-def test_a_table_for_another_interface_is_written_anew(
+def test_programs_with_and_without_native_calls_are_stored_side_by_side(
     cache: CacheStore, monkeypatch: pytest.MonkeyPatch, flattened: list[str]
 ) -> None:
-    """Stored with native calls, read where there are none, and the other way."""
+    """As of processes with and without SMELT_NO_LAYOUT."""
     expected = train()
-    for connected in (False, True):
-        with monkeypatch.context() as patched:
-            patched.setattr("smelt.torch_abi.boxed_calls.connect", lambda answer=connected: answer)
-            cache.clear()
-            train()
+    with monkeypatch.context() as patched:
+        for name in ("smelt.torch_abi.boxed_calls.connect", "smelt.pipeline.cache.keys.connect"):
+            patched.setattr(name, lambda: False)
         flattened.clear()
-        with monkeypatch.context() as patched:
-            patched.setattr("smelt.torch_abi.boxed_calls.connect", lambda answer=not connected: answer)
-            found = train()
-        assert smelt.counters["cache_hits"] == 2 and len(flattened) == 2
+        found = train()
+        assert smelt.counters["cache_hits"] == 0 and len(flattened) == 2
         assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
+        assert all(map(torch.equal, train(), found)) and smelt.counters["cache_hits"] == 2
+    assert all(map(torch.equal, train(), expected)) and smelt.counters["cache_hits"] == 2
+
+
+class Seen(TorchDispatchMode):
+    """Sees every operator, and changes none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_has_files_of_its_own() -> None:
+    """Under one no native call is tried, so that tables may have fewer of them."""
+    without = environment_key(Options())
+    with Seen():
+        assert environment_key(Options()) != without
+    assert environment_key(Options()) == without

@@ -11,7 +11,7 @@ from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.runtime.cuda import driver
 from smelt.runtime.cuda.driver import devices, ptx_version, why_not_cuda, why_not_device
-from smelt.runtime.cuda.image import CudaCode, CudaImage, assemble, image_key
+from smelt.runtime.cuda.image import CudaCode, assemble, image_key
 from tests.runtime.cuda.fake_cuda import INVALID_PTX, OUT_OF_MEMORY, FakeCuda, ptx
 
 TEXT = ptx(("k0", 2), ("k1", 3))
@@ -80,7 +80,7 @@ def test_devices_of_two_kinds(cuda: FakeCuda) -> None:
     code = CudaCode(TEXT)
     assert code.function("k0", 1) and code.function("k0", 0)
     assert [image.key for image in code.images] == ["sm_86 driver 12040", "sm_80 driver 12040"]
-    stored = [CudaImage.from_bytes(image.to_bytes()) for image in code.images]
+    stored = code.images
     cuda.fail("cuLinkCreate", INVALID_PTX)
     assert CudaCode(TEXT, stored).function("k0", 0)
     cuda.fail("", 0)
@@ -91,21 +91,13 @@ def test_devices_of_two_kinds(cuda: FakeCuda) -> None:
 
 
 def test_stored_code_needs_no_assembler(cuda: FakeCuda) -> None:
-    stored = CudaImage.from_bytes(assemble(TEXT, devices()[0]).to_bytes())
+    stored = assemble(TEXT, devices()[0])
     assert stored.code == b"cubin of\n" + TEXT.encode() + b"\0"
     cuda.fail("cuLinkCreate", INVALID_PTX)
     assert CudaCode(TEXT, [stored]).function("k1", 0)
     cuda.set(version=12050)  # another driver: it assembles anew
     with pytest.raises(SmeltError):
         CudaCode(TEXT, [stored]).module(0)
-
-
-def test_bytes_that_are_no_image() -> None:
-    good = CudaImage(b"code", (7, 5), 12000, "log").to_bytes()
-    assert CudaImage.from_bytes(good) == CudaImage(b"code", (7, 5), 12000, "log")
-    for bad in (b"", b"x", good[:-1], good + b"x", good[:20], b"X" + good[1:]):
-        with pytest.raises(ValueError, match="machine code for a GPU"):
-            CudaImage.from_bytes(bad)
 
 
 def test_what_the_assembler_refuses(cuda: FakeCuda) -> None:

@@ -47,6 +47,7 @@ def executables() -> list[Executable]:
 def test_a_table_says_all_that_a_program_does() -> None:
     for executable in executables():
         program, found = executable.program, executable.read()
+        assert program is not None
         assert found.name == program.name and found.program.inputs == len(program.inputs)
         assert found.program.arena_bytes == program.arena_bytes
         assert len(found.program.output) == len(program.outputs)

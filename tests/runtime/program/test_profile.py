@@ -8,10 +8,12 @@ import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.program import Program
+from smelt.ir.table.records import Allocate, Call, Drop, Launch, ProgramTable, Ref
 from smelt.runtime.program import profile
 from smelt.runtime.program.profile import profiling
+from tests.program_tables import Launched, tensor
+from tests.program_tables import program as program_table
 
 
 def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -76,6 +78,13 @@ class Event:
         assert self is self.made[-1]
 
 
+def on_gpu_but_the_last(program: ProgramTable) -> list[bool]:
+    """All kernels and calls but the last of them."""
+    timed = [isinstance(step, Launch | Call) for step in program.steps]
+    last = len(timed) - 1 - timed[::-1].index(True)
+    return [each and place < last for place, each in enumerate(timed)]
+
+
 @pytest.mark.parametrize("recording", [False, True])
 def test_steps_on_a_gpu_are_timed_by_its_own_clock(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU is kept busy until all is launched. Not while a CUDA graph is recorded, which waiting would end."""
@@ -86,7 +95,7 @@ def test_steps_on_a_gpu_are_timed_by_its_own_clock(recording: bool, monkeypatch:
     monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
     monkeypatch.setattr(torch.cuda, "device", lambda gpu: contextlib.nullcontext())
     monkeypatch.setattr(profile, "_gpus", lambda program: {1})
-    monkeypatch.setattr(profile, "_steps_on_gpu", lambda program: [True] * (len(program.steps) - 1) + [False])
+    monkeypatch.setattr(profile, "_steps_on_gpu", on_gpu_but_the_last)
     monkeypatch.setattr(Event, "made", [])
     with profiling() as times:
         compiled = smelt.compile(f)
@@ -111,14 +120,16 @@ def test_several_gpus_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_steps_are_on_a_gpu() -> None:
-    places = [("x", "cpu"), ("y", "cuda:1"), ("z", "cuda:1")]
-    buffers = tuple(
-        ProgramBuffer(name, TensorSpec((1,), (1,), torch.float32, torch.device(device)), Place.FRESH)
-        for name, device in places
+    values = tuple(tensor("", torch.float32, torch.device(name), (1,), (1,)) for name in ("cpu", "cuda:1", "cuda:1"))
+    steps = (
+        Call("aten::sin", torch.sin, (Ref(0),), results=(0,)),
+        Allocate(1),
+        Call("aten::_to_copy", torch.sin, ([Ref(0)],), results=(1,)),
+        Call("aten::sin", torch.sin, ([None, (Ref(1),)],), results=(None,)),
+        Launched("k0", None, (0, 2)),
+        Launched("k1", None, (0,)),
+        Drop((1,)),
     )
-    copy, sine = torch.ops.aten._to_copy.default, torch.ops.aten.sin.default
-    read = {name: Operand(name, (1,), (1,), 0) for name, _ in places}
-    steps = (Library(sine, (read["x"],), {}, ("x",)), Library(copy, (read["x"],), {}, ("y",)))
-    steps += (Library(sine, (read["y"],), {}, ("z",)),)
-    program = Program("p", buffers, (), (), steps, ())
-    assert profile._steps_on_gpu(program) == [False, True, True] and profile._gpus(program) == {1}
+    program = program_table(steps, (), values)
+    assert profile._steps_on_gpu(program) == [False, False, True, True, True, False, False]
+    assert profile._gpus(program) == {1}

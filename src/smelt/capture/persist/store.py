@@ -34,7 +34,7 @@ from smelt.capture.replay.plan import EntryState, Plan, Return
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.graph import PersistentCompiler, Traced
 from smelt.ir.json_values import decode
-from smelt.runtime.cache import CacheStore, open_store
+from smelt.runtime.cache import CacheFile, CacheStore, open_store
 
 _WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "loops", "llvm", "asm")
 Keep = Callable[[Any, Plan, EntryState, "tuple[Traced, WritePolicy] | None", GuardTree], None]
@@ -55,12 +55,12 @@ class CaptureStore:
         if place is None or events.collecting() or config.check_specs or any(map(events.wanted, _WATCHED)):
             return None  # whoever watches wants to see every stage
         store, key = place
-        parts = store.get(key)
-        if parts is None:
+        stored = store.get(key)
+        if stored is None:
             return None
         try:
             with events.timed("load"):
-                record = json.loads(parts[0])
+                record = stored.values["capture"]
                 loaded = CaptureLoader(record, frame).load(self.compiler)
                 if loaded is not None:
                     history.restore(decode(record["history"], refuse))
@@ -104,8 +104,7 @@ class CaptureStore:
                 if form is None:
                     raise NotPersistable("its graph cannot be serialized")
                 record = record_of(capture, form)
-                text = json.dumps(record, separators=(",", ":"))
-                verify_roundtrip(capture, json.loads(text), frame)
+                verify_roundtrip(capture, json.loads(json.dumps(record)), frame)
         except NotPersistable as reason:
             events.emit("cache", f"a capture of {name} is not kept: {reason}")
             return
@@ -117,7 +116,7 @@ class CaptureStore:
         finally:
             forget_classes()
         store, key = place
-        store.put(key, [text.encode()])
+        store.put(key, CacheFile({"capture": record}))
 
     def _place(self, frame: LiveFrame) -> tuple[CacheStore, str] | None:
         store = open_store()

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.runtime.program.code_image import Image, Slot
+from smelt.ir.artifact_file.code import CodeSlot
+from smelt.runtime.program.code_image import Image
 
 PAGE = 4096
 _AARCH64, _X86_64, _RISCV = 183, 62, 243
@@ -57,7 +58,7 @@ class _Layout:
     named: dict[str, int] = field(default_factory=dict)  # functions of all objects
     slots: dict[str, int] = field(default_factory=dict)  # what is outside → its slot
     stubs: dict[str, int] = field(default_factory=dict)
-    relative: list[Slot] = field(default_factory=list)
+    relative: list[CodeSlot] = field(default_factory=list)
     halves: dict[int, int] = field(default_factory=dict)  # RISC-V: place of an upper half → distance from there
 
     def append(self, data: bytes, align: int) -> int:
@@ -78,7 +79,7 @@ class _Layout:
             address = self.stubs[name] + len(code)
             self.slots.setdefault(name, address)
             if self.slots[name] != address:
-                self.relative.append(Slot(address, name, 0))
+                self.relative.append(CodeSlot(address, name, 0))
         return self.stubs[name]
 
 
@@ -118,7 +119,7 @@ def _linked(layout: _Layout, parts: "Sequence[_Object]", symbols: tuple[tuple[st
         for section in part.sections:
             if section.kind == _RELA and section.info in part.places:
                 _relocate_section(layout, part, section)
-    slots = [*(Slot(place, name, 0) for name, place in layout.slots.items()), *layout.relative]
+    slots = [*(CodeSlot(place, name, 0) for name, place in layout.slots.items()), *layout.relative]
     return Image(bytes(layout.code), symbols, tuple(slots))
 
 
@@ -270,9 +271,9 @@ def _relocate(layout: _Layout, kind: int, place: int, symbol: _Symbol, addend: i
         inside, target = True, layout.named[symbol.name]
     if kind == _ABSOLUTE[layout.machine]:
         if not inside:
-            layout.relative.append(Slot(place, symbol.name, addend))
+            layout.relative.append(CodeSlot(place, symbol.name, addend))
         else:
-            layout.relative.append(Slot(place, "", target + addend))
+            layout.relative.append(CodeSlot(place, "", target + addend))
         return
     if layout.machine == _AARCH64:
         _relocate_aarch64(layout, kind, place, symbol, target + addend, inside)

@@ -14,7 +14,8 @@ from smelt import _native
 from smelt.base import events, locks
 from smelt.codegen.llvm.print_module import SharedFunction, bundle
 from smelt.device import Target
-from smelt.runtime.cache import open_store
+from smelt.ir.artifact_file.code import Code, code_section, read_code
+from smelt.runtime.cache import CacheFile, open_store
 
 _MOST = 512  # functions, some kB each
 _objects: dict[str, bytes] = {}
@@ -29,8 +30,8 @@ def known_objects(functions: Mapping[str, SharedFunction], target: Target) -> di
         key = _key(name, functions, target)
         with _native.Held(_lock):
             data = _objects.get(key)
-        if data is None and store is not None and (parts := store.get(key)):
-            data = parts[0]
+        if data is None and store is not None and (stored := store.get(key)):
+            data = read_code(stored.sections[0].data).image
             _keep(key, data)
             events.count("shared_functions_loaded")
         if data is not None:
@@ -62,7 +63,7 @@ def remember(
         key = _key(name, functions, target)
         _keep(key, data)
         if store is not None:
-            store.put(key, [data])
+            store.put(key, CacheFile({}, (code_section(Code(data, (0,))),)))
     return dict.fromkeys(names, data)
 
 

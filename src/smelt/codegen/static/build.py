@@ -22,8 +22,7 @@ from smelt.codegen.static.header import c_name, header_text, memory_bytes, raise
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
-from smelt.ir.artifact_file.check import check_table
-from smelt.ir.artifact_file.layout import Data
+from smelt.ir.artifact_file.artifact import Data, check_table
 from smelt.ir.loops import Module
 from smelt.ir.table import records as r
 from smelt.ir.table.write import table_bytes

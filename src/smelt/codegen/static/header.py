@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from smelt.ir.artifact_file.check import of_kind
+from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.artifact_file.layout import ALIGN
 from smelt.ir.table import records as r
 from smelt.ir.table.records import DTYPES, Bind, RegisterKind

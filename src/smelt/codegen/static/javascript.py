@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.codegen.static.header import CODES, RAISED, comment, raised, rank_of
-from smelt.ir.artifact_file.check import of_kind
+from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.table import records as r
 from smelt.ir.table.records import DTYPE_NAMES, RegisterKind
 

@@ -4,7 +4,7 @@
 
 #include "deploy/code.h"
 #include "deploy/cuda.h"
-#include "deploy/format/file.h"
+#include "executor/format/file.h"
 #include "executor/table.h"
 
 #include <stdatomic.h>

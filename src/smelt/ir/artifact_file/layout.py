@@ -4,13 +4,8 @@ Every field is a signed 64-bit word, little-endian. `ir/table` has the layout of
 both as C (csrc/executor/records.h).
 """
 
-from collections.abc import Mapping
-from dataclasses import field
 from enum import IntEnum
 from typing import Any, NamedTuple
-
-from smelt.base.fast_dataclass import dataclass
-from smelt.ir.table.records import Table
 
 MAGIC = int.from_bytes(b"smeltart", "little")
 VERSION = 2
@@ -107,65 +102,3 @@ class SlotRecord(NamedTuple):
     name: int
     length: int
     addend: int
-
-
-# --- what a file holds, as Python's objects -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CodeSlot:
-    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
-
-    offset: int
-    name: str
-    addend: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Machine code of one target: an image, where in it each kernel of the table begins, and what it is to be told."""
-
-    image: bytes
-    entries: tuple[int, ...]
-    slots: tuple[CodeSlot, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TargetPart:
-    """A target: what it needs (`feature_mask`), its state machine and its machine code."""
-
-    machine: Machine
-    features: int
-    table: Table
-    code: Code
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes of registers one after the other, each part aligned; `parts`: bytes, or anything with a buffer of them, by
-    where they begin."""
-
-    parts: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """How many there are."""
-        last = next(reversed(self.parts), None)
-        return 0 if last is None else last + memoryview(self.parts[last]).nbytes
-
-    def add(self, data: Any) -> int:
-        """Where new bytes begin."""
-        begin = -(-self.bytes // ALIGN) * ALIGN
-        self.parts[begin] = data
-        return begin
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactFile:
-    """All that a file holds. `weights` is what registers that are CONSTANT hold, `state` what those of STATE begin
-    with."""
-
-    manifest: Mapping[str, Any]
-    targets: tuple[TargetPart, ...]
-    weights: Data
-    state: Data

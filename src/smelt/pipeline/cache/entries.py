@@ -2,8 +2,9 @@
 
     torch-level graph ── key ──► file ──► StoredGraph: a program that can be run, and its plan
 
-A file holds a program as a flat table, which is run as it is, its machine code as images, and the program as the stages
-know it, which is read where somebody asks for it, or where this process would write another table.
+A file has the form of an artifact without weights (`ir.artifact_file`): a TABLE, the flat program, which is run as it
+is; a CODE for each image of machine code; and a MANIFEST with the rest: the plan, objects that the table refers to,
+what launches need to know of kernels, and the kernels of GPUs, to be built again for buffers that are not aligned.
 `CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
 Each backward (per set of results with gradients) is its own file, written when it is first needed. Programs are checked
 before they are written, and a checksum tells that they are read as written; a file that is whole but cannot be used
@@ -12,9 +13,8 @@ is read: the stages run.
 """
 
 import functools
-import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt.base import events
@@ -23,17 +23,21 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options, config
 from smelt.device import KernelModule, generator_of
 from smelt.ir import serialize
+from smelt.ir.artifact_file.code import Code, code_section, read_code
+from smelt.ir.artifact_file.container import ArtifactError, Section
+from smelt.ir.artifact_file.layout import Kind
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import HOST, AnyKernel, Kernel
+from smelt.ir.kernel import HOST, AnyKernel
 from smelt.ir.kernel_code import GridPhase
-from smelt.ir.program import Launch, Program
-from smelt.ir.table.read import ProgramReader
-from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
-from smelt.pipeline.parts import bind, launcher_for
-from smelt.runtime.cache import CacheStore, open_store
+from smelt.ir.serialize import CannotStore
+from smelt.ir.table.read import ProgramReader, read_program
+from smelt.ir.table.text import text_of
+from smelt.pipeline.cache.keys import environment_key, key_of
+from smelt.pipeline.parts import launcher_for
+from smelt.runtime.cache import CacheFile, CacheStore, open_store
 from smelt.runtime.program.arenas import Arenas
-from smelt.runtime.program.code_image import Image, Loaded, Slot
+from smelt.runtime.program.code_image import Image, Loaded
 from smelt.runtime.program.code_image import load as map_image
 from smelt.runtime.program.flatten import BuiltKernel
 from smelt.runtime.program.launch import Executable
@@ -96,7 +100,7 @@ class CacheEntry:
         try:
             with events.timed("cache key"):
                 return cls(store, key_of(traced, options))
-        except Unstorable as reason:
+        except CannotStore as reason:
             events.count("cache_unstorable")
             events.emit("cache", f"a graph is not cached: {reason}")
             return None
@@ -107,26 +111,26 @@ class CacheEntry:
         store = open_store()
         try:
             return None if store is None else cls(store, f"{environment_key(options)}\n{text}", first=True)
-        except Unstorable:
+        except CannotStore:
             return None
 
     def read(self, options: Options, arenas: Arenas) -> StoredGraph | None:
         """What the graph became in an earlier process, or earlier in this one."""
 
-        def unpacked(parts: list[bytes]) -> StoredGraph:
-            half, plan, why_not_replay = _fields(parts[0], 3)
+        def unpacked(contents: CacheFile) -> StoredGraph:
+            about, plan, why_not_replay = _fields(contents, 3)
             if not isinstance(plan, JointPlan):
                 raise ValueError("it holds no plan")
-            return StoredGraph(_bound(half, parts, False, options, arenas), plan, why_not_replay)
+            return StoredGraph(_bound(about, contents, False, options, arenas), plan, why_not_replay)
 
         return self._read(self.key, unpacked, options)
 
     def read_backward(self, arrived: int, options: Options, arenas: Arenas) -> Executable | None:
         """The backward for gradients of the results that have a bit in `arrived`."""
 
-        def unpacked(parts: list[bytes]) -> Executable:
-            (half,) = _fields(parts[0], 1)
-            return _bound(half, parts, True, options, arenas)
+        def unpacked(contents: CacheFile) -> Executable:
+            (about,) = _fields(contents, 1)
+            return _bound(about, contents, True, options, arenas)
 
         return self._read(self._backward_key(arrived), unpacked, options)
 
@@ -140,16 +144,16 @@ class CacheEntry:
     def _backward_key(self, arrived: int) -> str:
         return f"{self.key}\nbackward {arrived:b}"
 
-    def _read(self, key: str, unpacked: Callable[[list[bytes]], Found], options: Options) -> Found | None:
+    def _read(self, key: str, unpacked: Callable[[CacheFile], Found], options: Options) -> Found | None:
         if options.check_specs or config.check_specs or any(map(events.wanted, _STAGE_CHANNELS)):
             return None
         with events.timed("cache read"):
-            parts = self.store.get(key)
-            if parts is None:
+            contents = self.store.get(key)
+            if contents is None:
                 events.count("cache_misses", not self.first)
                 return None
             try:
-                value = unpacked(parts)
+                value = unpacked(contents)
             except Exception as reason:  # whatever it is, compiling is the answer
                 events.count("cache_misses", not self.first)
                 events.emit("cache", f"{self.store.path(key).name} is not used: {reason}")
@@ -161,21 +165,21 @@ class CacheEntry:
     def _write(self, key: str, executable: Executable, *more: object) -> None:
         with events.timed("cache write"):
             try:
-                parts = _packed(executable, *more)
-            except (serialize.CannotStore, SpecError) as reason:
+                contents = _packed(executable, *more)
+            except (CannotStore, SpecError) as reason:
                 events.count("cache_unstorable")
                 events.emit("cache", f"a graph is not cached: {reason}")
                 return
-            if self.store.put(key, parts):
+            if self.store.put(key, contents):
                 events.count("cache_writes")
 
 
-def _packed(executable: Executable, *more: object) -> list[bytes]:
-    """What belongs to a program's table (its objects, what was asked to write it, which image has which kernel, what
-    the images need) and `more`; then the table, the program, and the images."""
+def _packed(executable: Executable, *more: object) -> CacheFile:
+    """A program as the sections of a file."""
     from smelt.ir.check_kernel import check_program  # not where programs are only read
 
     program, flat = executable.program, executable.flat
+    assert program is not None  # it was compiled here
     kernels: Kernels = executable.keep_alive
     check_program(program, after="fuse")
     images: dict[int, tuple[int, Image | CudaCode | KernelModule]] = {}  # by identity → number, image
@@ -183,109 +187,95 @@ def _packed(executable: Executable, *more: object) -> list[bytes]:
     for name, kernel in kernels.items():
         image = kernel.built.image
         if image is None:
-            raise serialize.CannotStore("LLVM itself loaded the code")
+            raise CannotStore("LLVM itself loaded the code")
         place, _ = images.setdefault(id(image), (len(images), image))
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, tuple(kernel.numbers), *needs))
-    packed = [_packed_image(image) for _, image in images.values()]
-    described = tuple(description for description, _ in packed)
-    half = (stored_objects(flat), tuple(flat.asked.items()), tuple(rows), described)
-    texts = serialize.dump((half, *more)), serialize.dump(_without_stages(program))
-    return [texts[0].encode(), flat.table, texts[1].encode(), *(code for _, code in packed)]
+    described = [_described(image) for _, image in images.values()]
+    about = (stored_objects(flat), tuple(rows), tuple(description for description, _ in described))
+    rebuilt = tuple(kernel for kernel in program.kernels if kernel.target != HOST)
+    values = {"program": serialize.dump((about, *more)), "kernels": json.dumps(serialize.dump(rebuilt))}
+    codes = [code_section(code) for _, code in described]
+    return CacheFile(values, (Section.of(Kind.TABLE, flat.table), *codes))
 
 
-def _packed_image(image: "Image | CudaCode | KernelModule") -> tuple[tuple[Any, ...], bytes]:
-    """What describes an image, and its code. Of a GPU's that is what was assembled for the kinds of GPU there are; of a
-    chip's, what the chip compiles."""
+def _described(image: "Image | CudaCode | KernelModule") -> tuple[tuple[Any, ...], Code]:
+    """What a manifest says of code, and the code. Of a GPU's that is PTX, and what was assembled for the kinds of GPU
+    there are; of a chip's, what the chip compiles."""
     if isinstance(image, Image):
-        return (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots)), image.code
+        names, offsets = zip(*image.symbols, strict=True) if image.symbols else ((), ())
+        return ("image", tuple(names)), Code(image.code, tuple(offsets), image.slots)
     if isinstance(image, KernelModule):
-        pieces = [image.code.encode()] if isinstance(image.code, str) else list(image.code)
-        return (image.form, image.symbols, tuple(map(len, pieces))), b"".join(pieces)
-    codes = [each.to_bytes() for each in image.images]
-    return (image.ptx, tuple(map(len, codes))), b"".join(codes)
+        pieces = [image.code.encode()] if isinstance(image.code, str) else image.code
+        return ("module", image.form, image.symbols), Code.of_pieces(pieces)
+    made_for = tuple((each.capability, each.driver, each.log) for each in image.images)
+    pieces = [image.ptx.encode() + b"\0", *(each.code for each in image.images)]
+    return ("cuda", made_for), Code.of_pieces(pieces)
 
 
-def _loaded_image(description: Any, code: bytes, target: str) -> Any:
-    if len(description) == 3:
-        form, symbols, lengths = description
-        return generator_of(target).compile(_module(form, symbols, lengths, code)).loaded
-    first, second = description
-    if not isinstance(first, str):
-        return map_image(Image(code, first, tuple(Slot(*slot) for slot in second)))
+def _loaded(description: Any, code: Code, target: str) -> Any:
+    """What `_described` was given, where it can be run."""
+    kind, *rest = description
+    if kind == "image":
+        return map_image(Image(code.image, tuple(zip(*rest, code.entries, strict=True)), code.slots))
+    if kind == "module":
+        form, symbols = rest
+        text = code.image.decode() if form == "llvm" else tuple(code.pieces)
+        return generator_of(target).compile(KernelModule(form, text, symbols)).loaded
     from smelt.runtime.cuda.image import CudaCode, CudaImage  # not where there is no GPU
 
-    images = []
-    for length in second:
-        images.append(CudaImage.from_bytes(code[:length]))
-        code = code[length:]
-    return CudaCode(first, images)
+    ptx, *assembled = code.pieces
+    images = [CudaImage(each, *made_for) for each, made_for in zip(assembled, *rest, strict=True)]
+    return CudaCode(ptx[:-1].decode(), images)
 
 
-def _module(form: str, symbols: tuple[str, ...], lengths: tuple[int, ...], code: bytes) -> KernelModule:
-    if sum(lengths) != len(code):
-        raise ValueError("code for a chip is cut short")
-    if form == "llvm":
-        return KernelModule(form, code.decode(), symbols)
-    ends = list(itertools.accumulate(lengths))
-    return KernelModule(form, tuple(code[end - size : end] for end, size in zip(ends, lengths, strict=True)), symbols)
-
-
-def _without_stages(program: Program) -> Program:
-    """The program with its kernels' signatures only: their code is in the images. Kernels for GPUs stay as they are,
-    to be built again where a buffer is not aligned as that code needs it."""
-    bare: dict[str, AnyKernel] = {}
-    for kernel in program.kernels:
-        if isinstance(kernel, Kernel) and kernel.target == HOST:
-            bare[kernel.name] = replace(kernel, stages=())
-        else:
-            bare[kernel.name] = kernel
-    steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
-    return replace(program, steps=tuple(steps))
-
-
-def _fields(part: bytes, count: int) -> tuple[Any, ...]:
-    value = serialize.parse(part.decode())
+def _fields(contents: CacheFile, count: int) -> tuple[Any, ...]:
+    value = serialize.parse(contents.values["program"])
     if not isinstance(value, tuple) or len(value) != count:
         raise ValueError("it holds something else")
     return value
 
 
-def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, arenas: Arenas) -> Executable:
+def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, arenas: Arenas) -> Executable:
     """A stored program with its code, ready to run."""
-    objects, asked, rows, described = half
-    _, table, text, *codes = parts
-    kernels = _kernels(rows, described, codes, options.target)
-
-    @functools.cache
-    def program() -> Program:
-        parsed = serialize.parse(text.decode())
-        if not isinstance(parsed, Program):
-            raise ValueError("it holds no program")
-        return parsed
-
+    objects, rows, described = about
+    table_section, *codes = contents.sections
+    if [each.kind for each in contents.sections] != [Kind.TABLE, *[Kind.CODE] * len(described)]:
+        raise ValueError("its sections are others")
+    table = bytes(table_section.data)
+    pairs = zip(described, codes, strict=True)
+    kernels = _kernels(rows, [_loaded(each, read_code(code.data), options.target) for each, code in pairs])
     reader = ProgramReader(table)
     if reader.program.consuming != consuming:
         raise ValueError("it holds a program that is called in another way")
 
+    text = contents.values["kernels"]  # the rest of the file is not held
+
+    @functools.cache
+    def rebuilt() -> dict[str, AnyKernel]:
+        return {kernel.name: kernel for kernel in serialize.parse(json.loads(text))}
+
     def launcher(name: str, target: str) -> BuiltKernel:
-        return launcher_for(target, kernels[name], lambda: _kernel_of(program(), name), options)
+        return launcher_for(target, kernels[name], lambda: rebuilt()[name], options)
 
-    flat = restored(table, objects, asked, launcher)
+    flat = restored(table, objects, launcher)
     events.count("kernels", reader.length_of("launches"))
-    if flat is None:
-        return bind(program(), kernels, options, consuming, arenas)
-    return Executable.of_table(flat, program, options.threads, kernels, arenas)
+    return Executable.of_table(flat, options.threads, kernels, arenas)
 
 
-def _kernel_of(program: Program, name: str) -> AnyKernel:
-    return next(kernel for kernel in program.kernels if kernel.name == name)
+def text_of_file(contents: CacheFile) -> str:
+    """The program in a file, for people; the kinds of values in one that holds none."""
+    if not contents.sections or contents.sections[0].kind != Kind.TABLE:
+        return ", ".join(contents.values) or "code"
+    try:
+        (objects, *_), *_ = serialize.parse(contents.values["program"])
+        flat = restored(bytes(contents.sections[0].data), objects, lambda name, target: None)
+        return text_of(read_program(flat.table, flat.objects))
+    except Exception as error:  # whatever it is, it is no program of ours
+        raise ArtifactError(f"the file holds no program: {error}") from error
 
 
-def _kernels(rows: Any, described: Any, codes: Sequence[bytes], target: str) -> dict[str, StoredCode]:
-    if len(described) != len(codes):
-        raise ValueError("an image is missing")
-    images = [_loaded_image(description, code, target) for description, code in zip(described, codes, strict=True)]
+def _kernels(rows: Any, images: Sequence[Any]) -> dict[str, StoredCode]:
     kernels = {}
     for name, place, symbol, buffers, size_count, numbers, per_thread, phases, workspace in rows:
         if not 0 <= place < len(images):

@@ -13,7 +13,8 @@ from smelt import _native
 from smelt.base import events, locks
 from smelt.base.options import Options
 from smelt.ir.graph import Traced
-from smelt.pipeline.cache.keys import Unstorable, key_of
+from smelt.ir.serialize import CannotStore
+from smelt.pipeline.cache.keys import key_of
 from smelt.pipeline.parts import CompiledParts
 
 _MOST = 4  # trainings that begin at the same time
@@ -47,5 +48,5 @@ def forget() -> None:
 def _key(traced: Traced, options: Options) -> str | None:
     try:
         return key_of(traced, options)
-    except Unstorable:
+    except CannotStore:
         return None

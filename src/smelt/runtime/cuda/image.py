@@ -8,7 +8,6 @@ A module is unloaded when nobody holds its `CudaCode` any more.
 """
 
 import contextlib
-import struct
 from collections.abc import Iterable, Iterator
 
 from smelt import _native
@@ -16,9 +15,6 @@ from smelt.base import locks
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.runtime.cuda.driver import CudaDevice, driver, note_refusal, why_not_device
-
-_MAGIC = b"smelt cuda 1\n"
-_HEAD = struct.Struct("<IIIQQ")  # capability, driver, lengths of the code and of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +30,6 @@ class CudaImage:
     def key(self) -> str:
         """What it was made for: code is used where this is the same."""
         return _key(self.capability, self.driver)
-
-    def to_bytes(self) -> bytes:
-        log = self.log.encode()
-        head = _HEAD.pack(*self.capability, self.driver, len(self.code), len(log))
-        return _MAGIC + head + self.code + log
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "CudaImage":
-        """ValueError: it is none."""
-        start = len(_MAGIC) + _HEAD.size
-        if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
-            raise ValueError("not machine code for a GPU")
-        major, minor, driver, code, log = _HEAD.unpack_from(data, len(_MAGIC))
-        if len(data) != start + code + log:
-            raise ValueError("machine code for a GPU is cut short")
-        return cls(data[start : start + code], (major, minor), driver, data[start + code :].decode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Machine code as plain bytes, and putting it into memory: no LLVM, no linker, no shared object.
 
-    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "smelt_parallel_for"),))   →   Loaded, with an address("k0")
+    Image(code, symbols=(("k0", 64),), slots=(CodeSlot(4088, "smelt_parallel_for"),))   →   Loaded: address("k0")
 
 An image does not depend on where it lies but for its slots: eight bytes each, which get the address of something
 outside (found in the running process by name), or one inside the image.
@@ -12,16 +12,8 @@ from collections.abc import Mapping
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.artifact_file.code import CodeSlot
 from smelt.torch_abi.symbols import find_symbol
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
-
-    offset: int
-    name: str
-    addend: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +22,7 @@ class Image:
 
     code: bytes
     symbols: tuple[tuple[str, int], ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[CodeSlot, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
 from smelt.torch_abi.aoti_shims import device_code, dtype_code
-from smelt.torch_abi.boxed_calls import FUNCTIONS, Asked, boxed_call, function_call
+from smelt.torch_abi.boxed_calls import FUNCTIONS, boxed_call, function_call
 
 BuiltKernel = Callable[..., None]
 
@@ -72,11 +72,10 @@ def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class FlatTable:
-    """The table of a program, the objects it refers to, and what was asked of PyTorch's C interface to write it."""
+    """The table of a program, and the objects it refers to."""
 
     table: bytes
     objects: tuple[Any, ...]
-    asked: Mapping[str, bool]
 
 
 def flatten(program: Program, kernels: Mapping[str, BuiltKernel], consuming: bool) -> FlatTable:
@@ -101,7 +100,6 @@ class _Flattener:
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.arena_first = len(self.names)
         self.arena_views: dict[Operand, Ref] = {}
-        self.asked: Asked = {}
         self.writer = ProgramWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
 
     def flatten(self) -> FlatTable:
@@ -125,7 +123,7 @@ class _Flattener:
             writes_from=writes_from,
         )
         self.writer.add("programs", program)
-        return FlatTable(self.writer.pack(), tuple(self.writer.objects), self.asked)
+        return FlatTable(self.writer.pack(), tuple(self.writer.objects))
 
     def _add_tensor(self, name: str, spec: TensorSpec, layout: Layout, arena_offset: Size = 0) -> None:
         self.writer.add("tensors", r.Tensor(name, spec.dtype, spec.device, layout, arena_offset))
@@ -206,13 +204,13 @@ class _Flattener:
         # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
         begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
         product_made = small_product(tensors, begins, {self.buffers[each.buffer].spec.dtype for each in tensors})
-        return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made, self.asked)
+        return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made)
 
     def _boxed(self, step: Library, named: Mapping[str, Any]) -> Native | None:
         # PyTorch's own scatters copy all of the storage that their input is in, be it a whole arena.
         if step.unless is not None or step.op in _SCATTERS:
             return None
-        return boxed_call(step.op, step.args, named, Operand, self._ref, self.asked)
+        return boxed_call(step.op, step.args, named, Operand, self._ref)
 
     def _product_operands(self, step: Library) -> Sequence[Operand]:
         """What a product's own function takes: the result, then the others; () if there is none for this step."""

@@ -4,8 +4,7 @@ The steps become a table (`runtime/program/flatten.py`) that `_native.Runner` go
 Python between them where PyTorch's C interface has the operators. A table out of the disk cache is run as it is.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,24 +45,20 @@ class Executable:
     ) -> None:
         connect()
         flat = flatten(program, kernels, consuming)
-        self._bind(flat, lambda: program, threads, keep_alive, arenas if arenas is not None else Arenas())
+        self._bind(flat, program, threads, keep_alive, arenas if arenas is not None else Arenas())
 
     @classmethod
-    def of_table(
-        cls, flat: FlatTable, program: Callable[[], Program], threads: int, keep_alive: Any, arenas: Arenas
-    ) -> "Executable":
-        """A program that was flattened before; what `program` returns is asked for by people only."""
+    def of_table(cls, flat: FlatTable, threads: int, keep_alive: Any, arenas: Arenas) -> "Executable":
+        """A program that was flattened before."""
         connect()
         executable = cls.__new__(cls)
-        executable._bind(flat, program, threads, keep_alive, arenas)
+        executable._bind(flat, None, threads, keep_alive, arenas)
         return executable
 
-    def _bind(
-        self, flat: FlatTable, program: Callable[[], Program], threads: int, keep_alive: Any, arenas: Arenas
-    ) -> None:
+    def _bind(self, flat: FlatTable, program: Program | None, threads: int, keep_alive: Any, arenas: Arenas) -> None:
         self.flat = flat
+        self.program = program  # None if the table came without it
         self.keep_alive = keep_alive  # owns the machine code
-        self._program = program
         reader = ProgramReader(flat.table, flat.objects)
         program_record = reader.program
         self.run = _native.Runner(
@@ -84,10 +79,6 @@ class Executable:
     @property
     def name(self) -> str:
         return ProgramReader(self.flat.table).name
-
-    @cached_property
-    def program(self) -> Program:
-        return self._program()
 
     def read(self) -> ProgramTable:
         """What it runs, as records that people read."""

@@ -18,19 +18,16 @@ from typing import Any, Protocol
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.program import Program, reads, writes
-from smelt.ir.table.read import TableReader
-from smelt.ir.table.records import StepKind
+from smelt.ir.table.records import Call, Launch, ProgramTable, Ref
 
 _CYCLES = 200_000  # of a GPU, some 100 µs: more than the host takes to launch a step and note it, but at first
-_PROGRAM_STEPS = (StepKind.LAUNCH, StepKind.CALL)
+_TIMED = (Launch, Call)  # those that a program had before it was flattened
 
 
 class Timed(Protocol):
-    """What this file needs of an `Executable`: its program, and the runner that times its steps."""
+    """What this file needs of an `Executable`: what it runs, and the runner that times its steps."""
 
-    @property
-    def program(self) -> Program: ...
+    def read(self) -> ProgramTable: ...
     @property
     def run(self) -> Any: ...
 
@@ -52,27 +49,43 @@ def note(executable: Timed) -> None:
     """A program was made."""
     for programs in _asking:
         programs.append(executable)
-        on_gpu = _steps_on_gpu(executable.program)
-        executable.run.time(partial(_GpuClock, executable, on_gpu) if any(on_gpu) else True)
+        program = executable.read()
+        on_gpu = _steps_on_gpu(program)
+        executable.run.time(partial(_GpuClock, sorted(_gpus(program)), on_gpu) if any(on_gpu) else True)
 
 
-def _steps_on_gpu(program: Program) -> list[bool]:
+def _steps_on_gpu(program: ProgramTable) -> list[bool]:
     """Of each step, whether a GPU is at work when it has returned."""
-    gpu = {buffer.name for buffer in program.buffers if buffer.spec.device.type == "cuda"}
-    return [not gpu.isdisjoint((*reads(step), *writes(step))) for step in program.steps]
+    gpu = {number for number, value in enumerate(program.tensors) if value.device.type == "cuda"}
+    return [isinstance(step, _TIMED) and not gpu.isdisjoint(_touched(step)) for step in program.steps]
+
+
+def _touched(step: Launch | Call) -> list[Any]:
+    """The values that a step reads or writes, by number."""
+    if isinstance(step, Launch):
+        return list(step.values)
+    return [*_values_in(step.arguments), *step.results, step.unless]
+
+
+def _values_in(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, list | tuple):
+        for item in argument:
+            yield from _values_in(item)
 
 
 class _GpuClock:
     """`_native.StepClock`: events on the stream of a program's GPU, before the first step of a call and after each.
     Several GPUs have no common clock: they are waited for after each step."""
 
-    def __init__(self, executable: Timed, on_gpu: Sequence[bool]) -> None:
-        self._kinds, self._on_gpu = _kinds(executable), on_gpu
-        self._gpus = sorted(_gpus(executable.program)) if not torch.cuda.is_current_stream_capturing() else []
+    def __init__(self, gpus: Sequence[int], on_gpu: Sequence[bool]) -> None:
+        self._on_gpu = on_gpu
+        self._gpus = gpus if not torch.cuda.is_current_stream_capturing() else []
         self._events: list[Any] = []
         if len(self._gpus) == 1:
             with torch.cuda.device(self._gpus[0]):
-                torch.cuda._sleep(_CYCLES * len(self._kinds))  # type: ignore[no-untyped-call]
+                torch.cuda._sleep(_CYCLES * len(on_gpu))  # type: ignore[no-untyped-call]
             self.after()
 
     def after(self) -> None:
@@ -90,13 +103,11 @@ class _GpuClock:
             return times
         self._events[-1].synchronize()
         taken = [round(first.elapsed_time(second) * 1e6) for first, second in itertools.pairwise(self._events)]
-        places = (place for place, kind in enumerate(self._kinds) if kind in _PROGRAM_STEPS)
-        gpu = {place for place, on_gpu in zip(places, self._on_gpu, strict=True) if on_gpu}
-        return tuple(taken[place] if place in gpu else time for place, time in enumerate(times))
+        return tuple(gpu if is_gpu else host for gpu, host, is_gpu in zip(taken, times, self._on_gpu, strict=True))
 
 
-def _gpus(program: Program) -> set[int]:
-    devices = {buffer.spec.device for buffer in program.buffers}
+def _gpus(program: ProgramTable) -> set[int]:
+    devices = {value.device for value in program.tensors}
     return {device.index or 0 for device in devices if device.type == "cuda"}
 
 
@@ -118,10 +129,6 @@ def profiling() -> Iterator[Callable[[], list[Taken]]]:
 
 def _taken(executable: Timed) -> Taken:
     calls, times = executable.run.times
-    steps = tuple(time for kind, time in zip(_kinds(executable), times, strict=True) if kind in _PROGRAM_STEPS)
-    assert len(steps) == len(executable.program.steps)
-    return Taken(executable.program.name, calls, steps, sum(times) - sum(steps))
-
-
-def _kinds(executable: Timed) -> list[Any]:
-    return [step.kind for step in TableReader(executable.run.table).rows("steps")]
+    program = executable.read()
+    steps = tuple(time for step, time in zip(program.steps, times, strict=True) if isinstance(step, _TIMED))
+    return Taken(program.name, calls, steps, sum(times) - sum(steps))

@@ -1,6 +1,6 @@
 """Matrix products as they are fastest: small ones computed here without a library call, some as products of transposes.
 
-    mm(out, left, right) of 10 × 10   →   (0, 10, 10, 10, 10, 1, 0, 10, 1, 0, 10, 1, 0)   see `NativeCall`
+    mm(out, left, right) of 10 × 10   →   (0, 10, 10, 10, 10, 1, 0, 10, 1, 0, 10, 1, 0)   see `Native`
     mm(out, left, right.T)            →   mm(out.T, right, left.T)                        where that is faster
 
 Calling a library for a small product takes longer than making it.

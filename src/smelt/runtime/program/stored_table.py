@@ -2,9 +2,6 @@
 
     stored_objects(flat)              (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
     restored(table, plain, launch)    the objects, with what the table names found by those names
-
-What native calls depend on may be otherwise in another process (`SMELT_NO_LAYOUT`, for one): what was asked when the
-table was written is stored with it, and if an answer differs, the program is flattened anew.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +13,6 @@ import torch
 from smelt.ir import serialize
 from smelt.ir.table.read import TableReader
 from smelt.runtime.program.flatten import FlatTable, function_of
-from smelt.torch_abi.boxed_calls import would_be_same
 
 Launch = Callable[[str, str], Any]  # what launches a kernel, by its name and its target's
 
@@ -29,15 +25,12 @@ def stored_objects(flat: FlatTable) -> tuple[Any, ...]:
     return tuple(objects)
 
 
-def restored(table: bytes, plain: Sequence[Any], asked: Sequence[tuple[str, bool]], launch: Launch) -> FlatTable | None:
-    """A table as it was stored, with all of its objects; None if this process would write another."""
-    answers = dict(asked)
-    if not would_be_same(answers):
-        return None
+def restored(table: bytes, plain: Sequence[Any], launch: Launch) -> FlatTable:
+    """A table as it was stored, with all of its objects."""
     objects = list(plain)
     for place, find in _named_objects(TableReader(table), launch):
         objects[place] = find()
-    return FlatTable(table, tuple(objects), answers)
+    return FlatTable(table, tuple(objects))
 
 
 def _named_objects(reader: TableReader, launch: Launch) -> Iterator[tuple[int, Callable[[], Any]]]:

@@ -1,10 +1,11 @@
-/* The file of an artifact: maps it, checks its header and directory, and verifies the checksums of its sections.
+/* Files of sections, artifacts and those of the disk cache: maps one, checks its header and directory, and verifies the
+   checksums of its sections.
 
    A copy with another STATE section is written to a temporary file and renamed, so that nobody ever sees half of it. */
 #define _GNU_SOURCE
-#include "deploy/format/file.h"
+#include "executor/format/file.h"
 
-#include "executor/checksum.h"
+#include "executor/format/checksum.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -81,7 +82,7 @@ check_header(File *file, smelt_error *error)
         return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is cut: it has %zu bytes, and was written with %lld",
                           file->size, (long long)header->bytes);
     }
-    if (header->sections < 5 || header->sections > MOST_SECTIONS || header->sections % 2 == 0 || header->reserved
+    if (header->sections < 1 || header->sections > MOST_SECTIONS || header->reserved
         || (uint64_t)header->sections > (file->size - sizeof *header) / sizeof(FileSection)) {
         return smelt_refuse(error, "header", 0, "number of sections");
     }
@@ -91,18 +92,6 @@ check_header(File *file, smelt_error *error)
         return smelt_refuse(error, "header", 0, "checksum: it is damaged");
     }
     return SMELT_OK;
-}
-
-static SectionKind
-expected_kind(int64_t number, int64_t count)
-{
-    if (number == 0) {
-        return MANIFEST_SECTION;
-    }
-    if (number >= count - 2) {
-        return number == count - 2 ? WEIGHTS_SECTION : STATE_SECTION;
-    }
-    return number % 2 ? TABLE_SECTION : CODE_SECTION;
 }
 
 static bool
@@ -116,9 +105,67 @@ is_zero(const char *bytes, int64_t count)
     return true;
 }
 
-/* Which target a section is of, and where it begins. */
+/* Sections follow each other, with nothing but zeros between them. */
 static const char *
-wrong_section(const File *file, int64_t number, int64_t end)
+wrong_place(const File *file, int64_t number, int64_t end)
+{
+    const FileSection *section = &file->sections[number];
+    if (section->kind < MANIFEST_SECTION || section->kind > STATE_SECTION) {
+        return "kind";
+    }
+    const int64_t step = section->kind <= TABLE_SECTION ? FILE_ALIGN : FILE_PAGE;
+    const int64_t begin = (end + step - 1) / step * step;
+    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0
+        || section->bytes > file->header->bytes - begin) {
+        return "offset";
+    }
+    return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
+}
+
+smelt_status
+smelt_file_check_sections(File *file, bool trusted, smelt_error *error)
+{
+    smelt_status status = check_header(file, error);
+    if (status) {
+        return status;
+    }
+    const int64_t count = file->header->sections;
+    int64_t end = (int64_t)sizeof(FileHeader) + count * (int64_t)sizeof(FileSection);
+    for (int64_t i = 0; i < count; i++) {
+        const FileSection *section = &file->sections[i];
+        const char *wrong = wrong_place(file, i, end);
+        if (wrong) {
+            return smelt_refuse(error, "sections", i, wrong);
+        }
+        end = section->offset + section->bytes;
+        if (!(trusted && section->kind >= WEIGHTS_SECTION)
+            && smelt_checksum(file_bytes(file, section), (size_t)section->bytes) != (uint64_t)section->checksum) {
+            return smelt_refuse(error, "sections", i, "checksum: it is damaged");
+        }
+    }
+    if (end != file->header->bytes) {
+        return smelt_refuse(error, "sections", count - 1, "length: the file goes on behind it");
+    }
+    return SMELT_OK;
+}
+
+/* --- artifacts --------------------------------------------------------------------------------------------- */
+
+static SectionKind
+expected_kind(int64_t number, int64_t count)
+{
+    if (number == 0) {
+        return MANIFEST_SECTION;
+    }
+    if (number >= count - 2) {
+        return number == count - 2 ? WEIGHTS_SECTION : STATE_SECTION;
+    }
+    return number % 2 ? TABLE_SECTION : CODE_SECTION;
+}
+
+/* Which target a section is of. */
+static const char *
+wrong_section(const File *file, int64_t number)
 {
     const FileSection *section = &file->sections[number];
     const SectionKind kind = expected_kind(number, file->header->sections);
@@ -139,13 +186,7 @@ wrong_section(const File *file, int64_t number, int64_t end)
     if (kind == CODE_SECTION && (section->machine != section[-1].machine || section->features != section[-1].features)) {
         return "machine: another than its table's";
     }
-    const int64_t step = kind == MANIFEST_SECTION || kind == TABLE_SECTION ? FILE_ALIGN : FILE_PAGE;
-    const int64_t begin = (end + step - 1) / step * step;
-    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0
-        || section->bytes > file->header->bytes - begin) {
-        return "offset";
-    }
-    return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
+    return NULL;
 }
 
 /* Sessions map state on their own, and write there: pages that were only read for their checksum would be in memory twice.
@@ -163,26 +204,19 @@ forget_pages(const File *file, const FileSection *section)
 smelt_status
 smelt_file_check(File *file, bool trusted, smelt_error *error)
 {
-    smelt_status status = check_header(file, error);
+    smelt_status status = smelt_file_check_sections(file, trusted, error);
     if (status) {
         return status;
     }
     const int64_t count = file->header->sections;
-    int64_t end = (int64_t)sizeof(FileHeader) + count * (int64_t)sizeof(FileSection);
+    if (count < 5 || count % 2 == 0) {
+        return smelt_refuse(error, "header", 0, "number of sections");
+    }
     for (int64_t i = 0; i < count; i++) {
-        const FileSection *section = &file->sections[i];
-        const char *wrong = wrong_section(file, i, end);
+        const char *wrong = wrong_section(file, i);
         if (wrong) {
             return smelt_refuse(error, "sections", i, wrong);
         }
-        end = section->offset + section->bytes;
-        if (!(trusted && i >= count - 2)
-            && smelt_checksum(file_bytes(file, section), (size_t)section->bytes) != (uint64_t)section->checksum) {
-            return smelt_refuse(error, "sections", i, "checksum: it is damaged");
-        }
-    }
-    if (end != file->header->bytes) {
-        return smelt_refuse(error, "sections", count - 1, "length: the file goes on behind it");
     }
     file->manifest = &file->sections[0];
     file->weights = &file->sections[count - 2];

@@ -1,4 +1,5 @@
-"""The rules of an artifact's records: whoever writes a file and whoever reads one holds them against these.
+"""All that an artifact's file holds, as Python's objects, and its rules: who writes a file and who reads one holds it
+against these.
 
     check_artifact(artifact)                  →  None, or `ArtifactError` (SM050), which says what is wrong
     check_table(table, weights, state, …)     →  the same for the bytes of one table, by the code that will run it
@@ -6,23 +7,57 @@
 What depends on sizes (whether a value lies inside its register, whether a sum fits 64 bits) is checked when it runs.
 """
 
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
 from smelt import _native
-from smelt.base.errors import SmeltError
-from smelt.ir.artifact_file.layout import FEATURES, MOST_CAPABILITY, ArtifactFile, Code, Machine
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.artifact_file.code import Code, check_code
+from smelt.ir.artifact_file.container import ArtifactError, require, rounded
+from smelt.ir.artifact_file.layout import ALIGN, FEATURES, MOST_CAPABILITY, Machine
 from smelt.ir.table.records import Register, RegisterKind, Table
 
 
-class ArtifactError(SmeltError):
-    """A file, or what is to become one, breaks a rule."""
+@dataclass(frozen=True, slots=True)
+class TargetPart:
+    """A target: what it needs (`feature_mask`), its state machine and its machine code."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("SM050", message)
+    machine: Machine
+    features: int
+    table: Table
+    code: Code
 
 
-def require(holds: object, where: str, what: str) -> None:
-    """An error unless a rule holds."""
-    if not holds:
-        raise ArtifactError(f"{where}: {what}")
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes of registers one after the other, each part aligned; `parts`: bytes, or anything with a buffer of them, by
+    where they begin."""
+
+    parts: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """How many there are."""
+        last = next(reversed(self.parts), None)
+        return 0 if last is None else last + memoryview(self.parts[last]).nbytes
+
+    def add(self, data: Any) -> int:
+        """Where new bytes begin."""
+        begin = rounded(self.bytes, ALIGN)
+        self.parts[begin] = data
+        return begin
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFile:
+    """All that a file holds. `weights` is what registers that are CONSTANT hold, `state` what those of STATE begin
+    with."""
+
+    manifest: Mapping[str, Any]
+    targets: tuple[TargetPart, ...]
+    weights: Data
+    state: Data
 
 
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> int:
@@ -55,14 +90,3 @@ def check_artifact(artifact: ArtifactFile) -> None:
 def of_kind(table: Table, kind: RegisterKind) -> list[Register]:
     """The registers of a kind, in order."""
     return [register for register in table.registers if register.kind == kind]
-
-
-def check_code(code: Code, kernels: int) -> None:
-    """The rules of an image."""
-    size = len(code.image)
-    require(len(code.entries) == kernels, "the code", f"has {len(code.entries)} entries for {kernels} kernels")
-    require(all(0 <= entry < size for entry in code.entries), "the code", "has an entry outside its image")
-    for number, slot in enumerate(code.slots):
-        require(0 <= slot.offset <= size - 8, f"slot {number} of the code", "is outside the image")
-        inside = slot.name or 0 <= slot.addend <= size
-        require(inside, f"slot {number} of the code", "is the address of something outside the image")

@@ -1,6 +1,6 @@
-/* The file of an artifact in memory: its header, its directory and its sections. */
-#ifndef SMELT_DEPLOY_FILE_H
-#define SMELT_DEPLOY_FILE_H
+/* A file of sections in memory, an artifact or one of the disk cache: its header, its directory and its sections. */
+#ifndef SMELT_EXECUTOR_FILE_H
+#define SMELT_EXECUTOR_FILE_H
 
 #include "executor/error.h"
 #include "executor/records.h"
@@ -21,7 +21,10 @@ typedef struct {
 smelt_status smelt_file_open(File *file, const char *path, smelt_error *error);
 void smelt_file_close(File *file);
 
-/* That it is an artifact, and nothing of it is damaged. `trusted`: without the bytes of weights and state. */
+/* That nothing of it is damaged, whatever sections it has. */
+smelt_status smelt_file_check_sections(File *file, bool trusted, smelt_error *error);
+
+/* That it is an artifact, too. `trusted`: without the bytes of weights and state. */
 smelt_status smelt_file_check(File *file, bool trusted, smelt_error *error);
 
 static inline const FileSection *

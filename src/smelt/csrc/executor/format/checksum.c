@@ -2,7 +2,7 @@
 
    Fast enough (several gigabytes a second) to check weights when a file is opened. It detects damage; it is no
    signature. */
-#include "executor/checksum.h"
+#include "executor/format/checksum.h"
 
 #include <string.h>
 
