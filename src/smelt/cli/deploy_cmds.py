@@ -10,11 +10,10 @@ from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget, add_target, load
 from smelt.deploy.runtime import LIBRARY
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.container import manifest_in, unpack
+from smelt.ir.artifact_file.container import KEY, manifest_in, unpack
 from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read
 from smelt.ir.table.layout import Bind, RegisterKind
-from smelt.runtime.cache import KEY, read_file
 from smelt.symbolic.expressions import LARGEST
 from smelt.symbolic.postfix import Op
 
@@ -96,6 +95,7 @@ def do_inspect(args: argparse.Namespace) -> int:
     manifest = manifest_in(unpack(data))
     if KEY in manifest:
         from smelt.pipeline.cache.entries import text_of_file
+        from smelt.runtime.cache import read_file
 
         print(f"a file of the disk cache: {_bytes(len(data))}\n{text_of_file(read_file(data, manifest[KEY]))}")
     else:

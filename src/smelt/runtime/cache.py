@@ -28,7 +28,7 @@ from typing import Any
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import config
-from smelt.ir.artifact_file.container import ArtifactError, Section, manifest_in, manifest_section, unpack
+from smelt.ir.artifact_file.container import KEY, ArtifactError, Section, manifest_in, manifest_section, unpack
 from smelt.ir.artifact_file.container import pack as pack_sections
 from smelt.ir.artifact_file.layout import MAGIC as MAGIC_WORD
 
@@ -36,7 +36,6 @@ MAGIC = MAGIC_WORD.to_bytes(8, "little")
 SUFFIX = ".smelt"
 _TEMPORARY = ".tmp-"
 _ABANDONED = 3600.0  # seconds after which an unfinished file belongs to a process that died
-KEY = "key"  # of the manifest
 
 
 @dataclass(frozen=True, slots=True)

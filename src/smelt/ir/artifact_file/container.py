@@ -31,6 +31,8 @@ from smelt.ir.artifact_file.layout import (
     SectionRecord,
 )
 
+KEY = "key"  # of a manifest in the disk cache: what the file was written for
+
 
 class ArtifactError(SmeltError):
     """A file, or what is to become one, breaks a rule."""
