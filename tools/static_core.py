@@ -24,7 +24,8 @@ SOURCES = (
     "executor/run/run.c",
     "static/static.c",
 )
-ENTRIES = ("smelt_static_run", "smelt_static_init", "smelt_parallel_for")
+# No name of them ends as those of models do, NAME_run and NAME_init.
+ENTRIES = ("smelt_run_model", "smelt_reset_model", "smelt_parallel_for")
 # 64-bit processors lay out these sources' data in one way, whichever of them clang is told of.
 TRIPLES = {64: "aarch64-unknown-linux-gnu", 32: "wasm32-unknown-unknown"}
 OPTIMIZE = "-O2"

@@ -111,6 +111,12 @@ int main(void)
 """
 
 
+def test_a_model_may_have_any_name() -> None:
+    target = find_target("host")
+    for name in ("smelt", "smelt_static", "run_model"):
+        assert f"{name}_run".encode() in build.static_model(name, *growing(target), target).object
+
+
 def test_two_models_are_linked_into_one_program(tmp_path: Path) -> None:
     target = find_target("host")
     for name in ("growing", "second"):

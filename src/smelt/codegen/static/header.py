@@ -1,7 +1,8 @@
 """The C header of an object without a loader: `model.h`."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.artifact_file.layout import ALIGN
@@ -149,11 +150,24 @@ def raised_codes(table: r.Table) -> list[int]:
 
 def memory_bytes(table: r.Table, run_bytes: int) -> int:
     """How much memory a run takes at most; for sizes that vary: where they are `TYPICAL`, or at their bounds.
-    `run_bytes`: what the executor's arrays take. A block that is too small for the next variant is replaced by one of
-    at most one and a half times what is needed; in a loop registers have two blocks."""
-    total = sum(_variant_bytes(table, variant) for variant in _variants(table))
-    halves = 2 if len(table.states) == 1 else 6 if _has_loop(table) else 3
-    return run_bytes + total * halves // 2 + _saved_bytes(table) + ALIGN
+    `run_bytes`: what the executor's arrays take."""
+    requests: dict[tuple[str, int], set[int]] = {}
+    for variant in _variants(table):
+        for block, count in _requests(table, variant):
+            requests.setdefault(block, set()).add(count)
+    copies = 2 if _has_loop(table) else 1  # a register has two blocks, so that it can be produced anew
+    totals = (_grown(sizes) * (copies if kind == "register" else 1) for (kind, _), sizes in requests.items())
+    return run_bytes + sum(totals) + ALIGN
+
+
+def _grown(sizes: set[int]) -> int:
+    """All memory of a block that has these sizes in turn, as `smelt_block_fits` of csrc/executor/run allocates it."""
+    total = room = 0
+    for size in sorted(sizes):
+        if size > room:
+            room = -(-max(size, room + room // 2) // ALIGN) * ALIGN
+            total += room + ALIGN
+    return total
 
 
 def _variants(table: r.Table) -> list[r.Variant]:
@@ -176,33 +190,26 @@ def _has_loop(table: r.Table) -> bool:
     return any(after <= number for number, after in edges)
 
 
-def _variant_bytes(table: r.Table, variant: r.Variant) -> int:
-    """All that it produces, copies of views, its arena and its workspace."""
+def _requests(table: r.Table, variant: r.Variant) -> Iterator[tuple[tuple[str, int], int]]:
+    """The blocks of memory that a variant uses, and their bytes."""
     symbols = [_typical(table, symbol) for symbol in variant.symbols]
-    total = _block(evaluate(variant.arena_bytes, symbols))
-    results = [(each.register, each.dims) for each in variant.produced]
-    results += [(each.register or 0, each.dims) for each in _views(variant)]
-    for register, dims in results:
-        count = DTYPES[table.registers[register].dtype]
-        for dim in dims:
-            count *= max(0, evaluate(dim, symbols))
-        total += _block(count)
+
+    def elements(register: int, dims: Sequence[r.Expression]) -> int:
+        return DTYPES[table.registers[register].dtype] * math.prod(max(0, evaluate(dim, symbols)) for dim in dims)
+
+    yield ("arena", 0), evaluate(variant.arena_bytes, symbols)
     launches = [step for step in variant.steps if isinstance(step, r.Launch)]
     spaces = [evaluate(step.fixed, symbols) + evaluate(step.per_thread, symbols) for step in launches]
-    return total + _block(max([0, *spaces]))
-
-
-def _saved_bytes(table: r.Table) -> int:
-    """Copies of what variants write that do not return: a run that fails later puts it back."""
-    written = {
-        value.register
-        for variant in _variants(table)
-        if not isinstance(variant.next, r.Return)
-        for value in variant.values
-        if isinstance(value, r.RegisterValue) and value.writes
-    }
-    registers = [table.registers[number] for number in written]
-    return sum(_block(each.bytes) for each in registers if each.kind == RegisterKind.STATE)
+    yield ("workspace", 0), max([0, *spaces])
+    for produced in variant.produced:
+        yield ("register", produced.register), elements(produced.register, produced.dims)
+    for place, view in enumerate(_views(variant)):
+        yield ("output", place), elements(view.register or 0, view.dims)
+    for value in variant.values:  # a run that fails after this variant puts back what it wrote
+        if isinstance(value, r.RegisterValue) and value.writes and not isinstance(variant.next, r.Return):
+            register = table.registers[value.register]
+            if register.kind == RegisterKind.STATE:
+                yield ("saved", value.register), register.bytes
 
 
 def _typical(table: r.Table, symbol: r.Symbol) -> int:
@@ -211,8 +218,3 @@ def _typical(table: r.Table, symbol: r.Symbol) -> int:
     if symbol.bind == Bind.SIZE:
         low, high = max(low, dims[symbol.dimension].low), min(high, dims[symbol.dimension].high)
     return max(low, min(high, TYPICAL))
-
-
-def _block(count: int) -> int:
-    """Memory of so many bytes, and its length before it."""
-    return ALIGN + -(-count // ALIGN) * ALIGN if count > 0 else 0

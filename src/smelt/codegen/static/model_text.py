@@ -61,7 +61,7 @@ def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str], ra
     def at(offset: int) -> str:
         return f"ptr getelementptr (i8, ptr @{name}.data, i64 {offset})"
 
-    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), len(data.content()) - len(MARK)
+    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), data.table_at + len(data.table) - len(MARK)
     sections = data.sections().values()
     counts = ", ".join(f"i64 {count}" for _, count in (*sections, (0, 0)))  # there are no objects
     places = ", ".join(at(data.table_at + 8 * first) for first, _ in sections)
@@ -82,15 +82,15 @@ def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str], ra
 @{name}.raised = internal constant {codes}
 @{name}.model = internal constant {{ ptr, ptr, ptr, ptr, i64, i64 }} {{ {model} }}
 
-declare i32 @smelt_static_run(ptr, ptr, ptr, ptr)
-declare void @smelt_static_init(ptr, ptr, ptr, ptr, i64)
+declare i32 @smelt_run_model(ptr, ptr, ptr, ptr)
+declare void @smelt_reset_model(ptr, ptr, ptr, ptr, i64)
 
 define i32 @{name}_run(ptr %session, ptr %inputs, ptr %outputs) {{
-  %code = call i32 @smelt_static_run(ptr @{name}.model, ptr %session, ptr %inputs, ptr %outputs)
+  %code = call i32 @smelt_run_model(ptr @{name}.model, ptr %session, ptr %inputs, ptr %outputs)
   ret i32 %code
 }}
 define void @{name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes) {{
-  call void @smelt_static_init(ptr @{name}.model, ptr %session, ptr %state, ptr %memory, i64 %bytes)
+  call void @smelt_reset_model(ptr @{name}.model, ptr %session, ptr %state, ptr %memory, i64 %bytes)
   ret void
 }}
 define void @smelt_launch(i64 %number, ptr %buffers, ptr %workspace) {{

@@ -234,7 +234,7 @@ run_inside(Run *run, Session *session, const Model *model, void *inputs, void *o
 }
 
 int
-smelt_static_run(const Model *model, Session *session, void *inputs, void *outputs)
+smelt_run_model(const Model *model, Session *session, void *inputs, void *outputs)
 {
     Region region = {.memory = session->memory, .bytes = session->bytes};
     const smelt_allocator allocator = {&region, allocate_piece, release_piece};
@@ -257,7 +257,7 @@ smelt_static_run(const Model *model, Session *session, void *inputs, void *outpu
 }
 
 void
-smelt_static_init(const Model *model, Session *session, char *state, char *memory, int64_t bytes)
+smelt_reset_model(const Model *model, Session *session, char *state, char *memory, int64_t bytes)
 {
     session->state = state;
     session->memory = memory;
