@@ -334,6 +334,22 @@ def test_a_checkpoint_of_another_model_is_refused(drive: Drive, models: dict[str
     assert drive(models["training"], "save", str(tmp_path / "no" / "folder")).status("save") == [IO]
 
 
+def test_a_checkpoint_is_read_by_the_target_that_runs(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a file says of other machines."""
+    monkeypatch.setattr("smelt.ir.artifact_file.write.check_artifact", lambda artifact: None)
+    made = MODELS["training"]().artifact()
+    (part,) = made.targets
+    registers = [replace(each, name=f"{each.name} elsewhere") for each in part.table.registers]
+    machine = next(machine for machine in FEATURES if machine not in (here(), Machine.CUDA))
+    other = replace(part, machine=machine, table=replace(part.table, registers=tuple(registers)))
+    path, saved = tmp_path / "m.smelt", tmp_path / "checkpoint.smelt"
+    save(replace(made, targets=(other, part)), path)
+    said = drive(path, "run", tensor(torch.full((4,), 8.0)), "save", str(saved), "load", str(saved))
+    assert said.status("save") == said.status("load") == [0]
+
+
 # --- files ------------------------------------------------------------------------------------------------------
 
 

@@ -298,11 +298,15 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
     model->runs = !(flags & SMELT_OPEN_WITHOUT_CODE);
     smelt_status status = smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
     int64_t target = 0;
+    smelt_error why_not;
     if (!status && model->runs) {
         status = choose_target(model, options, &target, error);
     }
-    for (int64_t i = model->file.targets - 1; !status && !model->runs && i > 0; i--) {
-        status = read_target(model, i, error);
+    else if (!status && choose_host(&model->file, "", &target, &why_not)) {
+        target = 0; /* any: what does not run is asked for its state, which all have */
+    }
+    for (int64_t i = 0; !status && !model->runs && i < model->file.targets; i++) {
+        status = i == target ? SMELT_OK : read_target(model, i, error);
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
