@@ -21,8 +21,8 @@ INTRODUCTION = """\
 /* Tables of programs, and the files of artifacts, record by record. Written by tools/table_header.py: this is declared
    and explained in ir/table/{records,layout}.py and ir/artifact_file/layout.py.
 
-   Everything is a little-endian 64-bit word. A field is F(name, rule, section). FREE: any number, or one that has a
-   check of its own. */
+   Everything is a little-endian 64-bit word. A field is F(name, rule, section or limit). FREE: any number, or one that
+   has a check of its own. */
 #ifndef SMELT_RECORDS_H
 #define SMELT_RECORDS_H
 
@@ -85,7 +85,7 @@ def block(head: str, parts: Iterable[str], tail: str) -> str:
 def fields(words: Iterable[layout.Word]) -> Iterable[str]:
     for word in words:
         name = "register_" if word.name == "register" else word.name
-        rule = "FREE, 0" if word.rule is None else f"{word.rule.kind}, {word.rule.section.upper()}"
+        rule = "FREE, 0" if word.rule is None else f"{word.rule.kind}, {str(word.rule.of).upper()}"
         yield f"F({name}, {rule})"
 
 

@@ -84,29 +84,14 @@ static const char *
 wrong_register(const Checker *checker, const RegisterRecord *record)
 {
     const Table *table = checker->table;
-    if (record->kind < INPUT_REGISTER || record->kind > LOCAL_REGISTER) {
-        return "kind";
-    }
-    if (table_item_size(record->dtype) == 0) {
-        return "dtype";
-    }
     if (!are_dims(table, record->dims, record->rank)) {
         return "dims";
     }
-    if (record->optional < 0 || record->optional > (record->kind == INPUT_REGISTER)) {
-        return "optional";
-    }
-    if (record->written < 0 || record->written > (record->kind == INPUT_REGISTER)) {
-        return "written";
+    if ((record->optional || record->written) && record->kind != INPUT_REGISTER) {
+        return "optional or written";
     }
     if (record->choice_count && (record->kind != INPUT_REGISTER || record->rank || record->dtype != SMELT_INT64)) {
         return "choices";
-    }
-    for (int64_t i = 0; i < record->choice_count; i++) {
-        const int64_t choice = table->references[record->choices + i].number;
-        if (choice < 0 || choice >= table->counts[STRINGS]) {
-            return "choices";
-        }
     }
     if (record->kind == CONSTANT_REGISTER || record->kind == STATE_REGISTER) {
         return record->stride_count && record->stride_count != record->rank ? "strides" : wrong_data(checker, record);
@@ -204,9 +189,7 @@ static bool
 are_expressions(const Checker *checker, const VariantRecord *variant, int64_t first, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        const int64_t expression = checker->table->references[first + i].number;
-        if (expression < 0 || expression >= checker->table->counts[EXPRESSIONS]
-            || !may_evaluate(checker, variant, expression)) {
+        if (!may_evaluate(checker, variant, checker->table->references[first + i].number)) {
             return false;
         }
     }
@@ -226,10 +209,8 @@ is_symbol(const Table *table, const SymbolRecord *symbol)
     case BIND_VALUE:
         return record->rank == 0
                && (record->dtype == SMELT_BOOL || record->dtype == SMELT_INT64 || record->dtype == SMELT_FLOAT64);
-    case BIND_GIVEN:
-        return record->kind == INPUT_REGISTER;
     default:
-        return false;
+        return record->kind == INPUT_REGISTER;
     }
 }
 
@@ -275,8 +256,8 @@ is_value(const Checker *checker, const VariantRecord *variant, const ValueRecord
         return value->number_count <= MOST_BUFFERS && value->offset == -1 && value->bytes == -1 && value->writes == 0
                && are_expressions(checker, variant, value->numbers, value->number_count);
     }
-    if (value->offset < 0 || value->bytes < 0 || value->number_count != 0 || value->writes < 0 || value->writes > 1
-        || !may_evaluate(checker, variant, value->offset) || !may_evaluate(checker, variant, value->bytes)) {
+    if (value->offset < 0 || value->bytes < 0 || value->number_count || !may_evaluate(checker, variant, value->offset)
+        || !may_evaluate(checker, variant, value->bytes)) {
         return false;
     }
     if (value->kind == REGISTER_VALUE) {
@@ -327,8 +308,7 @@ wrong_launch(const Checker *checker, const VariantRecord *variant, const LaunchR
     if (!are_numbers(table, variant, launch)) {
         return "steps: a kernel gets other sizes or numbers than it takes";
     }
-    return launch->fixed >= 0 && may_evaluate(checker, variant, launch->fixed) && launch->per_thread >= 0
-                   && may_evaluate(checker, variant, launch->per_thread)
+    return may_evaluate(checker, variant, launch->fixed) && may_evaluate(checker, variant, launch->per_thread)
                ? NULL
                : "steps: workspace";
 }
@@ -407,10 +387,8 @@ wrong_next(const Checker *checker, const VariantRecord *variant)
                    : "register: a branch is on one bool";
     case JUMP_NEXT:
         return variant->state >= 0 ? NULL : "next";
-    case RAISE_NEXT:
-        return variant->error >= 0 && variant->message >= 0 ? NULL : "next";
     default:
-        return "next";
+        return variant->error >= 0 && variant->message >= 0 ? NULL : "next";
     }
 }
 

@@ -1,8 +1,8 @@
 /* Tables of programs, and the files of artifacts, record by record. Written by tools/table_header.py: this is declared
    and explained in ir/table/{records,layout}.py and ir/artifact_file/layout.py.
 
-   Everything is a little-endian 64-bit word. A field is F(name, rule, section). FREE: any number, or one that has a
-   check of its own. */
+   Everything is a little-endian 64-bit word. A field is F(name, rule, section or limit). FREE: any number, or one that
+   has a check of its own. */
 #ifndef SMELT_RECORDS_H
 #define SMELT_RECORDS_H
 
@@ -76,15 +76,15 @@ typedef struct {
 #define STRING_FIELDS(F)                                                                                               \
     F(offset, FREE, 0) F(length, FREE, 0)
 #define INSTRUCTION_FIELDS(F)                                                                                          \
-    F(op, FREE, 0) F(operand, FREE, 0)
+    F(op, BELOW, 42) F(operand, FREE, 0)
 #define EXPRESSION_FIELDS(F)                                                                                           \
     F(code, SPAN, INSTRUCTIONS) F(code_count, FREE, 0)
 #define DIM_FIELDS(F)                                                                                                  \
     F(low, FREE, 0) F(high, FREE, 0) F(name, OPTIONAL, STRINGS)
 #define REGISTER_FIELDS(F)                                                                                             \
-    F(name, INDEX, STRINGS) F(kind, FREE, 0) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0) F(data, FREE, 0)   \
-    F(bytes, FREE, 0) F(optional, FREE, 0) F(written, FREE, 0) F(choices, SPAN, REFERENCES) F(choice_count, FREE, 0)   \
-    F(strides, SPAN, REFERENCES) F(stride_count, FREE, 0)
+    F(name, INDEX, STRINGS) F(kind, BELOW, 4) F(dtype, BELOW, 17) F(dims, SPAN, DIMS) F(rank, FREE, 0)                 \
+    F(data, FREE, 0) F(bytes, FREE, 0) F(optional, BELOW, 2) F(written, BELOW, 2) F(choices, LIST, STRINGS)            \
+    F(choice_count, FREE, 0) F(strides, SPAN, REFERENCES) F(stride_count, FREE, 0)
 #define OUTPUT_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0)
 #define REFERENCE_FIELDS(F)                                                                                            \
@@ -95,15 +95,15 @@ typedef struct {
 #define GRID_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(blocks, FREE, 0) F(slot, FREE, 0) F(threads, FREE, 0) F(shared_bytes, FREE, 0)
 #define SYMBOL_FIELDS(F)                                                                                               \
-    F(name, INDEX, STRINGS) F(bind, FREE, 0) F(register_, INDEX, REGISTERS) F(dimension, FREE, 0) F(low, FREE, 0)      \
+    F(name, INDEX, STRINGS) F(bind, BELOW, 3) F(register_, INDEX, REGISTERS) F(dimension, FREE, 0) F(low, FREE, 0)     \
     F(high, FREE, 0)
 #define CHECK_FIELDS(F)                                                                                                \
     F(expression, INDEX, EXPRESSIONS) F(text, INDEX, STRINGS)
 #define PRODUCED_FIELDS(F)                                                                                             \
-    F(register_, INDEX, REGISTERS) F(dims, SPAN, REFERENCES) F(rank, FREE, 0)
+    F(register_, INDEX, REGISTERS) F(dims, LIST, EXPRESSIONS) F(rank, FREE, 0)
 #define VALUE_FIELDS(F)                                                                                                \
-    F(kind, FREE, 0) F(register_, OPTIONAL, REGISTERS) F(bytes, OPTIONAL, EXPRESSIONS)                                 \
-    F(offset, OPTIONAL, EXPRESSIONS) F(writes, FREE, 0) F(place, FREE, 0) F(numbers, SPAN, REFERENCES)                 \
+    F(kind, BELOW, 4) F(register_, OPTIONAL, REGISTERS) F(bytes, OPTIONAL, EXPRESSIONS)                                \
+    F(offset, OPTIONAL, EXPRESSIONS) F(writes, BELOW, 2) F(place, FREE, 0) F(numbers, LIST, EXPRESSIONS)               \
     F(number_count, FREE, 0)
 #define DTYPE_FIELDS(F)                                                                                                \
     F(name, INDEX, STRINGS) F(code, FREE, 0) F(object, INDEX, OBJECTS)
@@ -115,7 +115,7 @@ typedef struct {
     F(name, INDEX, STRINGS) F(dtype, INDEX, DTYPES) F(device, INDEX, DEVICES) F(numbers, LAYOUT, NUMBERS)              \
     F(rank, FREE, 0) F(arena_offset, FREE, 0)
 #define ITEM_FIELDS(F)                                                                                                 \
-    F(kind, FREE, 0) F(what, FREE, 0) F(length, FREE, 0) F(numbers, FREE, 0)
+    F(kind, BELOW, 8) F(what, FREE, 0) F(length, FREE, 0) F(numbers, FREE, 0)
 #define LAUNCH_FIELDS(F)                                                                                               \
     F(kernel, INDEX, KERNELS) F(values, SPAN, REFERENCES) F(value_count, FREE, 0) F(fixed, INDEX, EXPRESSIONS)         \
     F(per_thread, INDEX, EXPRESSIONS)
@@ -123,21 +123,21 @@ typedef struct {
     F(to, FREE, 0) F(source, FREE, 0) F(bytes, INDEX, EXPRESSIONS)
 #define NATIVE_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(overload, OPTIONAL, STRINGS) F(tensors, SPAN, ITEMS) F(tensor_count, FREE, 0)            \
-    F(code, SPAN, NUMBERS) F(code_count, FREE, 0) F(texts, SPAN, REFERENCES) F(text_count, FREE, 0)                    \
-    F(returns, FREE, 0) F(product, SPAN, NUMBERS) F(product_count, FREE, 0) F(beta, FREE, 0) F(alpha, FREE, 0)
+    F(code, SPAN, NUMBERS) F(code_count, FREE, 0) F(texts, LIST, STRINGS) F(text_count, FREE, 0) F(returns, FREE, 0)   \
+    F(product, SPAN, NUMBERS) F(product_count, FREE, 0) F(beta, FREE, 0) F(alpha, FREE, 0)
 #define CALL_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(function, INDEX, OBJECTS) F(arguments, SPAN, ITEMS) F(argument_count, FREE, 0)           \
-    F(names, INDEX, OBJECTS) F(results, SPAN, REFERENCES) F(result_count, FREE, 0) F(is_one, FREE, 0)                  \
+    F(names, INDEX, OBJECTS) F(results, OPTIONAL_LIST, TENSORS) F(result_count, FREE, 0) F(is_one, BELOW, 2)           \
     F(native, OPTIONAL, NATIVES) F(unless, OPTIONAL, TENSORS)
 #define DROP_FIELDS(F)                                                                                                 \
-    F(values, SPAN, REFERENCES) F(value_count, FREE, 0)
+    F(values, LIST, TENSORS) F(value_count, FREE, 0)
 #define STEP_FIELDS(F)                                                                                                 \
-    F(kind, FREE, 0) F(place, FREE, 0)
+    F(kind, BELOW, 5) F(place, FREE, 0)
 #define RETURNED_FIELDS(F)                                                                                             \
-    F(register_, OPTIONAL, REGISTERS) F(dims, SPAN, REFERENCES) F(rank, FREE, 0) F(strides, SPAN, REFERENCES)          \
+    F(register_, OPTIONAL, REGISTERS) F(dims, LIST, EXPRESSIONS) F(rank, FREE, 0) F(strides, LIST, EXPRESSIONS)        \
     F(stride_count, FREE, 0) F(offset, OPTIONAL, EXPRESSIONS)
 #define VARIANT_FIELDS(F)                                                                                              \
-    F(name, INDEX, STRINGS) F(next, FREE, 0) F(outputs, SPAN, RETURNED) F(output_count, FREE, 0)                       \
+    F(name, INDEX, STRINGS) F(next, BELOW, 4) F(outputs, SPAN, RETURNED) F(output_count, FREE, 0)                      \
     F(register_, OPTIONAL, REGISTERS) F(if_true, OPTIONAL, STATES) F(if_false, OPTIONAL, STATES)                       \
     F(state, OPTIONAL, STATES) F(error, OPTIONAL, STRINGS) F(message, OPTIONAL, STRINGS) F(symbols, SPAN, SYMBOLS)     \
     F(symbol_count, FREE, 0) F(checks, SPAN, CHECKS) F(check_count, FREE, 0) F(produced, SPAN, PRODUCED)               \
@@ -146,7 +146,7 @@ typedef struct {
 #define STATE_FIELDS(F)                                                                                                \
     F(name, INDEX, STRINGS) F(variants, SPAN, VARIANTS) F(variant_count, FREE, 0)
 #define PROGRAM_FIELDS(F)                                                                                              \
-    F(inputs, FREE, 0) F(constants, FREE, 0) F(arena, FREE, 0) F(arena_bytes, FREE, 0) F(consuming, FREE, 0)           \
+    F(inputs, FREE, 0) F(constants, FREE, 0) F(arena, FREE, 0) F(arena_bytes, FREE, 0) F(consuming, BELOW, 2)          \
     F(output, INDEX, ITEMS) F(writes_from, OPTIONAL, STEPS)
 
 /* S(section, its number, type of its records, their fields) */

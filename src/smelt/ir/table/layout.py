@@ -13,15 +13,15 @@ bytes are good in another process.
     tuple[X, ...] of all else    where in `references` their numbers begin, and how many
     a union of records           its kind and the fields of all of them; a step: its kind and the number of its record
 
-A word may have a rule, which every table must keep to: it is the number of a record of a section (INDEX; OPTIONAL: or
--1), the first of several (SPAN: the next word says how many), or where in `numbers` sizes, as many strides and an
-offset begin (LAYOUT: the next word is the rank).
+A word may have a rule, which every table must keep to. It is the number of a record of a section (INDEX; OPTIONAL: or
+-1), or of a member of an enumeration (BELOW: how many there are). It is the first of several records (SPAN: the next
+word says how many), or of several references to records of a section (LIST; OPTIONAL_LIST: or -1). It is where in
+`numbers` sizes, as many strides and an offset begin (LAYOUT: the next word is the rank).
 """
 
 import functools
 import struct
 from collections.abc import Callable
-from enum import IntEnum
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -59,10 +59,10 @@ def double_of(bits: int) -> float:
 
 
 class Rule(NamedTuple):
-    """What a word must keep to, and the section that it refers to."""
+    """What a word must keep to, and the section that it refers to, or how many members there are."""
 
     kind: str
-    section: str
+    of: str | int
 
 
 class Word(NamedTuple):
@@ -100,10 +100,14 @@ def words_of(section: str) -> tuple[Word, ...]:
 
 def _words(record: Any) -> tuple[Word, ...]:
     if record == Step:
-        return (Word("kind"), Word("place"))
+        return (_kind("kind", record), Word("place"))
     if record in KINDS:
-        return (Word("kind"), *_spread(record))
+        return (_kind("kind", record), *_spread(record))
     return tuple(word for field in fields_of(record) for word in field.words)
+
+
+def _kind(name: str, union: Any) -> Word:
+    return Word(name, Rule("BELOW", len(KINDS[union])))
 
 
 def _spread(union: Any) -> tuple[Word, ...]:
@@ -114,7 +118,7 @@ def _spread(union: Any) -> tuple[Word, ...]:
             for word in field.words:
                 rule = word.rule
                 if rule is not None and rule.kind == "INDEX":
-                    word = word._replace(rule=Rule("OPTIONAL", rule.section), absent=-1)
+                    word = word._replace(rule=Rule("OPTIONAL", rule.of), absent=-1)
                 words[word.name] = word
     return tuple(words.values())
 
@@ -191,7 +195,7 @@ def _field(name: str, hint: Any) -> Field:
         words = (Word("numbers", Rule("LAYOUT", "numbers")), Word("rank"))
         return Field(name, words, "w.layout({v}), len({v}[0])", lambda r, words: r.layout(*words))
     if base in KINDS:
-        words = (Word(name), *_spread(base))
+        words = (_kind(name, base), *_spread(base))
         return Field(name, words, "*w.spread({v})", lambda r, words: _read_spread(r, base, words))
     if get_origin(plain) is tuple:
         return _list(name, get_args(plain)[0])
@@ -200,8 +204,10 @@ def _field(name: str, hint: Any) -> Field:
         return _indexed(name, section, is_optional, f"w.add({section!r}, {{v}})", lambda r, n: r.record(section, n))
     if plain is float:
         return Field(name, (Word(name),), "bits({v})", lambda r, words: double_of(words[0]))
-    kind: Any = plain if isinstance(plain, type) and issubclass(plain, bool | IntEnum) else int
-    return Field(name, (Word(name),), "{v}", lambda r, words: kind(words[0]))
+    if plain is int:
+        return Field(name, (Word(name),), "{v}", lambda r, words: words[0])
+    members = 2 if plain is bool else len(plain)
+    return Field(name, (Word(name, Rule("BELOW", members)),), "{v}", lambda r, words: plain(words[0]))
 
 
 def _indexed(name: str, section: str, is_optional: bool, write: str, read: Callable[[Any, int], Any]) -> Field:
@@ -213,9 +219,9 @@ def _indexed(name: str, section: str, is_optional: bool, write: str, read: Calla
     return Field(name, (word,), write, lambda r, words: None if words[0] < 0 else read(r, words[0]))
 
 
-def _spanned(name: str, section: str, write: str, read: Callable[[Any, int, int], Any]) -> Field:
+def _spanned(name: str, section: str, write: str, read: Callable[[Any, int, int], Any], rule: str = "SPAN") -> Field:
     count = "rank" if name == "dims" else f"{name.removesuffix('s')}_count"
-    words = (Word(name, Rule("SPAN", section)), Word(count))
+    words = (Word(name, Rule(rule, section)), Word(count))
     return Field(name, words, f"*{write}", lambda r, words: read(r, *words))
 
 
@@ -223,22 +229,14 @@ def _list(name: str, of: Any) -> Field:
     if of in _SECTION_OF:
         section = section_of(of)
         return _spanned(name, section, f"w.span({section!r}, {{v}})", lambda r, n, count: r.span(section, n, count))
-    writes = {
-        int: "{v}",
-        int | None: "[-1 if each is None else each for each in {v}]",
-        str: "[w.string(each) for each in {v}]",
-        Expression: "[w.expression(each) for each in {v}]",
-    }
-    reads: dict[Any, Callable[[Any, int], Any]] = {
-        int: lambda r, number: number,
-        int | None: lambda r, number: None if number < 0 else number,
-        str: lambda r, number: r.strings[number],
-        Expression: lambda r, number: r.expressions[number],
-    }
-    read = reads[of]
+    item = _field("", of)  # one word
+    rule = item.words[0].rule
+    lists = {"INDEX": "LIST", "OPTIONAL": "OPTIONAL_LIST"}
+    section, kind = ("references", "SPAN") if rule is None else (str(rule.of), lists[rule.kind])
+    write = "{v}" if item.write == "{v}" else f"[{item.write.format(v='each')} for each in {{v}}]"
     return _spanned(
-        name, "references", f"w.references({writes[of]})",
-        lambda r, first, count: tuple(read(r, each) for each in r.references(first, count)),
+        name, section, f"w.references({write})",
+        lambda r, first, count: tuple(item.read(r, (each,)) for each in r.references(first, count)), kind,
     )  # fmt: skip
 
 
@@ -249,6 +247,9 @@ def _marked(name: str, base: Any, mark: Any) -> Field:
             return _indexed(name, mark.section, is_optional, "w.object({v})", lambda r, n: r.objects[n])
         return _indexed(name, mark.section, is_optional, "{v}", lambda r, n: n)
     if mark is Mark.DTYPE:
+        if not is_optional:
+            word = Word(name, Rule("BELOW", len(DTYPE_NAMES)))
+            return Field(name, (word,), "DTYPES[{v}]", lambda r, words: DTYPE_NAMES[words[0]])
         write = "-1 if {v} is None else DTYPES[{v}]"
         return Field(name, (Word(name),), write, lambda r, words: None if words[0] < 0 else DTYPE_NAMES[words[0]])
     if mark is Mark.CODE:

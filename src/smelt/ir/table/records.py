@@ -314,7 +314,7 @@ class Call(NamedTuple):
     function: Object
     arguments: Annotated[tuple[Any, ...], Mark.ITEMS] = ()
     names: Annotated[tuple[str, ...], Mark.NAMES] = ()
-    results: tuple[int | None, ...] = ()
+    results: tuple[Annotated[int | None, Index("tensors")], ...] = ()
     is_one: bool = False
     native: Native | None = None
     unless: Annotated[int | None, Index("tensors")] = None
@@ -329,7 +329,7 @@ class Allocate(NamedTuple):
 class Drop(NamedTuple):
     """Nobody needs these tensors any more."""
 
-    values: tuple[int, ...]
+    values: tuple[Annotated[int, Index("tensors")], ...]
 
 
 class Program(NamedTuple):
