@@ -76,7 +76,8 @@ def has_numbers(rows: list[Any]) -> bool:
 
 def digest(rows: list[Any]) -> str:
     """What only equal graphs share, whatever their nodes are called."""
-    text = json.dumps([[op, *rest] for op, _, *rest in rows], separators=(",", ":"))
+    nameless = [[op, None if op == "placeholder" else target, *rest] for op, _, target, *rest in rows]
+    text = json.dumps(nameless, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
