@@ -118,7 +118,16 @@ swap_words(unsigned char *data, size_t size)
 typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT } Rule;
 typedef struct { Rule rule; int section; } Field;
 
-#define FIELD_ROW(field, rule, section) {rule, section},
+/* Lists are spans of references; members of enumerations are any number. */
+#define AS_FREE(section) FREE, 0
+#define AS_BELOW(section) FREE, 0
+#define AS_INDEX(section) INDEX, section
+#define AS_OPTIONAL(section) OPTIONAL, section
+#define AS_SPAN(section) SPAN, section
+#define AS_LAYOUT(section) LAYOUT, section
+#define AS_LIST(section) SPAN, REFERENCES
+#define AS_OPTIONAL_LIST(section) SPAN, REFERENCES
+#define FIELD_ROW(field, rule, section) {AS_##rule(section)},
 #define FIELD_ROWS(section, NUMBER, Type, FIELDS) static const Field section##_fields[] = {FIELDS(FIELD_ROW)};
 TABLE_SECTIONS(FIELD_ROWS)
 #define SECTION_ROW(section, NUMBER, Type, FIELDS) {section##_fields, sizeof(Type) / 8},
