@@ -137,6 +137,11 @@ def acting(action: Callable[..., object]) -> Callable[..., Value]:
     return rule
 
 
+def alone(rule: Callable[[Any, Any], Value | None]) -> Callable[..., Value | None]:
+    """A rule for calls with one argument; it passes on all others."""
+    return lambda interp, args, kwargs: rule(interp, args[0]) if len(args) == 1 and not kwargs else None
+
+
 _INT = (int, bool)
 _INT_OR_NONE = (int, bool, type(None))
 _SEQUENCE = (list, tuple)

@@ -180,10 +180,6 @@ def _index_by_tensors(interp: Interpreter, function: Object, args: Arguments, kw
     return Constant(None)
 
 
-def _ask_classes(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
-    return ask_classes_from_now(interp, bool(interp.plain(args[0])))
-
-
 def _hide_backend_settings(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
     interp.tree.hides_backend_settings = bool(interp.plain(args[0]))
     return Constant(None)
@@ -246,14 +242,7 @@ def _ambient(rule: AmbientCall) -> Handler:
     return handle
 
 
-def _recurrent(rule: Callable[[Interpreter, Value], Value | None]) -> Handler:
-    def handle(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value | None:
-        return rule(interp, args[0]) if len(args) == 1 and not kwargs else None
-
-    return handle
-
-
-def _unguarded(rule: Builtin) -> Handler:
+def _unguarded(rule: Callable[..., Value | None]) -> Handler:
     """By a rule that sees to the guards itself."""
     return lambda interp, function, args, kwargs: rule(interp, args, kwargs)
 
@@ -405,9 +394,8 @@ CALLABLES: dict[Any, Handler] = {
     unsupported: _refuse,
     is_compiling: _is_compiling,
     index_by_tensors: _index_by_tensors,
-    ask_classes: _ask_classes,
+    ask_classes: lambda interp, function, args, kwargs: ask_classes_from_now(interp, bool(interp.plain(args[0]))),
     hide_backend_settings: _hide_backend_settings,
-    **{real: _recurrent(rule) for real, rule in nn_module.RECURRENT_CALLS.items()},
     **{real: _ambient(rule) for real, rule in AMBIENT_CALLS.items()},
     **{
         real: _unguarded(rule)
@@ -418,6 +406,7 @@ CALLABLES: dict[Any, Handler] = {
             FUNCTION_CALLS,
             CHECKPOINTS,
             nn_module.MODULE_CALLS,
+            nn_module.RECURRENT_CALLS,
             TRANSFORM_CALLS,
             WRAPPER_CALLS,
         )

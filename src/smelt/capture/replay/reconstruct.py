@@ -487,10 +487,6 @@ def _of_items(kind: Any, *items: Any) -> Any:
     return kind(items)
 
 
-def _slice(build: Rebuilder, value: Slice) -> Operand:
-    return build.step(slice, *map(build.operand, (value.start, value.stop, value.step)))
-
-
 def _proxy(build: Rebuilder, value: Proxy) -> Operand:
     if value.real is not None:
         return build.constant(value.real)
@@ -561,10 +557,6 @@ def _paused_joined(build: Rebuilder, value: ZippedIterator) -> Operand:
     parts = build.step(_tuple, *map(build.loop_operand, value.parts))
     function = build.constant(None) if value.function is None else build.operand(value.function)
     return build.step(lambda parts, real: PausedZip(kind, parts, position, real, strict), parts, function)
-
-
-def _method(build: Rebuilder, value: Method) -> Operand:
-    return build.step(_bind, build.operand(value.function), build.operand(value.receiver))
 
 
 def _bind(function: Any, receiver: Any) -> Any:
@@ -712,10 +704,6 @@ def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:
     return build.step(make, *[build.operand(function) for function, _, _ in places])
 
 
-def _trace(build: Rebuilder, value: TracebackValue) -> Operand:
-    return _traceback(build, value.places)
-
-
 def _handled(build: Rebuilder, value: Handled) -> Operand:
     return build.step(lambda: sys.exc_info()[1])
 
@@ -739,27 +727,19 @@ def _made_of(build: Rebuilder, value: DeferredString | DeferredScalar) -> Operan
     return build.step(value.make, *map(build.operand, value.parts))
 
 
-def _object(build: Rebuilder, value: Object) -> Operand:
-    return build.constant(value.value)
-
-
-def _distributed(build: Rebuilder, value: Distributed) -> Operand:
-    return build.step(value.layout.whole, *map(build.operand, (value.local, *value.masks)))
-
-
 _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Tensor: _tensor,
-    Distributed: _distributed,
+    Distributed: lambda build, value: build.step(value.layout.whole, *map(build.operand, (value.local, *value.masks))),
     Sequence: _sequence,
     Deque: _deque,
     Mapping: _mapping,
     Set: _set,
-    Slice: _slice,
+    Slice: lambda build, value: build.step(slice, *map(build.operand, (value.start, value.stop, value.step))),
     DictView: _view,
     Proxy: _proxy,
     Iterator: _iterator,
     ZippedIterator: _joined,
-    Method: _method,
+    Method: lambda build, value: build.step(_bind, build.operand(value.function), build.operand(value.receiver)),
     Cell: _cell,
     Function: rebuild_function,
     Generator: rebuild_generator,
@@ -770,11 +750,11 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Partial: _partial,
     Descriptor: rebuild_descriptor,
     WeakReference: rebuild_weak_reference,
-    Object: _object,
+    Object: lambda build, value: build.constant(value.value),
     DeferredString: _made_of,
     DeferredScalar: _made_of,
     OpenScalar: _made_of,
     ExceptionValue: _failure,
-    TracebackValue: _trace,
+    TracebackValue: lambda build, value: _traceback(build, value.places),
     Handled: _handled,
 }
