@@ -111,7 +111,7 @@ def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, 
     _at_once(itertools.chain(taken_out, map(object.__setattr__, itertools.repeat(real), changed, items)))
 
 
-_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
+_WRITERS: dict[type, Callable[[Rebuilder, Any], object]] = {
     Sequence: _list,
     Deque: _list,
     Mapping: _mapping,
