@@ -53,7 +53,7 @@ from smelt.capture.interpreter.deferred_scalars import (
 from smelt.capture.interpreter.dict_keys import hashable, identical
 from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, drain, ended, iterator, taken
+from smelt.capture.interpreter.iterators import advance, drain, each_item, ended, iterator, taken
 from smelt.capture.interpreter.operators import (
     BINARY,
     COMPARE,
@@ -76,6 +76,7 @@ from smelt.capture.interpreter.special_methods import lacking, special
 from smelt.capture.interpreter.str_format import formatted, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.open_numbers import OpenRange
+from smelt.capture.model.source import predicate
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     Cell,
@@ -163,8 +164,8 @@ def _subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
         now = type.__subclasses__(asked)
         return len(now) == len(known) and all(map(operator.is_, now, [each() for each in known]))
 
-    has_same.__qualname__ = f"having the {len(below)} subclasses it had"
-    interp.tree.fixed(kind, kind.__qualname__).check(("predicate", has_same))
+    text = f"having the {len(below)} subclasses it had"
+    interp.tree.fixed(kind, kind.__qualname__).check(predicate(has_same, text))
     interp.tree.why_not_persist = "the subclasses of a class"
     return Sequence(list, [interp.externals.fixed(each) for each in below])
 
@@ -273,11 +274,9 @@ def unpack_into(
     if args and (isinstance(args[0], Mapping | Proxy) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
-        source, number = interp.now(iterator(interp, args[0])), 0
-        while (pair := advance(interp, source)) is not None:
+        for number, pair in enumerate(each_item(interp, args[0])):
             key, value = _ordered_pair(interp, pair) if kind is OrderedDict else _pair(interp, pair, number)
             items[hashable(interp, key)] = value
-            number += 1
     items.update(kwargs)
 
 
@@ -464,14 +463,9 @@ def _sum_of_floats(interp: Interpreter, start: Value, items: list[Value]) -> tup
 
 
 def _any_all(wanted: bool) -> Builtin:
-    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        source = interp.now(iterator(interp, args[0]))
-        while (item := advance(interp, source)) is not None:
-            if truth(interp, item) is wanted:
-                return Constant(wanted)
-        return Constant(not wanted)
-
-    return decide
+    return answering(
+        lambda interp, value: any(truth(interp, item) is wanted for item in each_item(interp, value)) is wanted
+    )
 
 
 def _min_max(function: Any, polyfill: Any) -> Builtin:

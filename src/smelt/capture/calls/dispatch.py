@@ -74,6 +74,7 @@ from smelt.capture.model.policy import (
     is_torch_leaf,
     known_name,
 )
+from smelt.capture.model.source import predicate
 from smelt.capture.model.static import is_a, static_lookup
 from smelt.capture.model.values import (
     PLACEMENTS,
@@ -343,12 +344,8 @@ def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: 
     if kind is None or function.source is None:
         raise Unsupported("B002", real.__qualname__)
     chosen = real.dispatch(kind)
-
-    def chooses_it(asked: Any) -> bool:
-        return asked.dispatch(kind) is chosen
-
-    chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
-    function.source.check(("predicate", chooses_it))
+    text = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
+    function.source.check(predicate(lambda asked: asked.dispatch(kind) is chosen, text))
     return call(interp, interp.externals.fixed(chosen), args, kwargs)
 
 

@@ -18,7 +18,7 @@ from smelt.capture.interpreter.dict_keys import hash_of, identical
 from smelt.capture.interpreter.dunder_dispatch import index_of
 from smelt.capture.interpreter.exceptions import known_handled
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, iterator, length_hint
+from smelt.capture.interpreter.iterators import each_item, length_hint
 from smelt.capture.interpreter.operators import (
     binary,
     delete_subscript,
@@ -58,19 +58,14 @@ def _concatenated(symbol: str) -> _Builtin:
     return rule
 
 
-def _count(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    source, count = interp.now(iterator(interp, args[0])), 0
-    while (item := advance(interp, source)) is not None:
-        count += is_same(interp, item, args[1])
-    return Constant(count)
+def _count(interp: Interpreter, items: Value, counted: Value) -> int:
+    return sum(is_same(interp, item, counted) for item in each_item(interp, items))
 
 
-def _place(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    source, place = interp.now(iterator(interp, args[0])), 0
-    while (item := advance(interp, source)) is not None:
-        if is_same(interp, item, args[1]):
-            return Constant(place)
-        place += 1
+def _place(interp: Interpreter, items: Value, sought: Value) -> int:
+    for place, item in enumerate(each_item(interp, items)):
+        if is_same(interp, item, sought):
+            return place
     raise Raised.of(ValueError("sequence.index(x): x not in sequence"))
 
 
@@ -119,8 +114,8 @@ OPERATOR_CALLS: dict[Any, tuple[Takes, _Builtin]] = {
     operator.iconcat: (takes(2), _concatenated("+=")),
     operator.setitem: (takes(3), acting(store_subscript)),
     operator.delitem: (takes(2), acting(delete_subscript)),
-    operator.countOf: (takes(2), _count),
-    operator.indexOf: (takes(2), _place),
+    operator.countOf: (takes(2), answering(_count)),
+    operator.indexOf: (takes(2), answering(_place)),
     operator.not_: (takes(1), answering(lambda interp, value: not truth(interp, value))),
     operator.index: (takes(1), _index),
     operator.length_hint: (takes(1, 2), _length_hint),

@@ -122,27 +122,18 @@ class GuardTree:
 
     def next_attribute(self, kind: type, after: type, name: str) -> Any:
         """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
-        if id(kind) in self.made_classes:
-            return self._next_of_made(kind, after, name)
-        source = self.fixed(kind, qualname_of(kind))
+        is_made, member = id(kind) in self.made_classes, ABSENT
         later = itertools.dropwhile(lambda base: base is not after, mro_of(kind))
         for base in itertools.islice(later, 1, None):
-            if name in class_dict_of(base):
-                member = class_dict_of(base)[name]
-                if is_heap_type(kind):
-                    source.check(("next has", name, after, member))
-                return member
-        if is_heap_type(kind):
-            source.check(("next lacks", name, after))
-        return ABSENT
-
-    def _next_of_made(self, kind: type, after: type, name: str) -> Any:
-        for base in itertools.islice(itertools.dropwhile(lambda base: base is not after, mro_of(kind)), 1, None):
-            if id(base) not in self.made_classes:
+            if is_made and id(base) not in self.made_classes:
                 self.class_attribute(base, name)
             if name in class_dict_of(base):
-                return class_dict_of(base)[name]
-        return ABSENT
+                member = class_dict_of(base)[name]
+                break
+        if is_heap_type(kind) and not is_made:
+            check = ("next lacks", name, after) if member is ABSENT else ("next has", name, after, member)
+            self.fixed(kind, qualname_of(kind)).check(check)
+        return member
 
     def class_name(self, kind: type, name: str = "__name__") -> str:
         """`__name__` or `__qualname__` of a class, as `type` has it."""
