@@ -578,10 +578,11 @@ class Interpreter:
     def put_back_later(self, target: Any, *names: str, **parts: Any) -> None:
         """Should the instruction that is being interpreted end the graph, undo changes of an object's attributes: those
         named are what they are now, and `parts` what they are here."""
-        before = {**{name: getattr(target, name) for name in names}, **parts}
+        for name in names:
+            parts[name] = getattr(target, name)
 
         def put_back() -> None:
-            for name, part in before.items():
+            for name, part in parts.items():
                 setattr(target, name, part)
 
         self._undo.append(put_back)
