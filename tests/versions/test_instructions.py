@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt.capture.model.bytecode import _INTRINSICS, _RENAMED, ONLY_IN, UNSUPPORTED, VERSION, Instruction, decode
+from smelt.capture.model.bytecode import _INTRINSICS, _RENAMED, VERSION, Instruction, decode
 
 CAPTURE = pathlib.Path(__file__).parents[2] / "src" / "smelt" / "capture"
 HERE = "{}.{}".format(*VERSION)
@@ -29,6 +29,29 @@ IN_ORDINARY_FUNCTIONS = {  # of what is left to Python, all that the standard li
     "CALL_INTRINSIC_1",
     "CALL_INTRINSIC_2",
 }
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "LOAD_CLASSDEREF"), ("3.11",)),
+    "PREP_RERAISE_STAR": ("3.11",),  # later versions have CALL_INTRINSIC_2, which is read as the same
+    "FORMAT_VALUE": ("3.11", "3.12"),
+    **dict.fromkeys(("RETURN_CONST", "BINARY_SLICE", "STORE_SLICE", "LOAD_SUPER_ATTR"), ("3.12", "3.13")),
+    **dict.fromkeys(("END_FOR", "END_SEND", "STOPITERATION_ERROR", "LOAD_FAST_AND_CLEAR"), ("3.12", "3.13")),
+    "CLEANUP_THROW": ("3.12", "3.13"),
+    **dict.fromkeys(("LOAD_LOCALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), ("3.12", "3.13")),
+    **dict.fromkeys(("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"), ("3.13",)),
+    **dict.fromkeys(("CONVERT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"), ("3.13",)),
+    **dict.fromkeys(("CALL_KW", "TO_BOOL", "SET_FUNCTION_ATTRIBUTE"), ("3.13",)),
+}
+"""Instructions that not every version has, of those that are followed."""
+
+UNSUPPORTED: dict[str, str] = {
+    **dict.fromkeys(("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR"), "async: left alone"),
+    **dict.fromkeys(("BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"), "async: left alone"),
+    **dict.fromkeys(("IMPORT_STAR", "PRINT_EXPR"), "bodies of modules"),
+    **dict.fromkeys(("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"), "type parameters, async, bodies of modules"),
+    **dict.fromkeys(("INTERPRETER_EXIT", "EXIT_INIT_CHECK", "ENTER_EXECUTOR", "RESERVED"), "CPython's own, in no code"),
+}
+"""Instructions that are not followed, with where they come from: there the graph ends, or capture does not begin."""
 
 
 def handled() -> set[str]:

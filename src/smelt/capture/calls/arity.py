@@ -122,6 +122,26 @@ def fitting(function: Any, accepted: Takes, rule: Callable[..., Any]) -> Callabl
     return checked
 
 
+def answering(question: Callable[..., Any]) -> Callable[..., Value]:
+    """A rule for a builtin that answers a plain value: what `question` says of the arguments."""
+    return lambda interp, args, kwargs: Constant(question(interp, *args))
+
+
+def acting(action: Callable[..., object]) -> Callable[..., Value]:
+    """A rule for a builtin that changes something, and answers None."""
+
+    def rule(interp: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        action(interp, *args)
+        return Constant(None)
+
+    return rule
+
+
+def alone(rule: Callable[[Any, Any], Value | None]) -> Callable[..., Value | None]:
+    """A rule for calls with one argument; it passes on all others."""
+    return lambda interp, args, kwargs: rule(interp, args[0]) if len(args) == 1 and not kwargs else None
+
+
 _INT = (int, bool)
 _INT_OR_NONE = (int, bool, type(None))
 _SEQUENCE = (list, tuple)

@@ -187,8 +187,7 @@ def _tie(
         raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False) and has several outputs")
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
-    tape, wanted = LaterTape(_at_backward(interp)), len(operands)
-    tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
+    tape, wanted = _at_backward(interp), len(operands)
     gradients: list[Value] = [
         tape.argument(f"grad_{number}", TensorSpec.of(value.fake))
         if isinstance(value, Tensor) and (materializes.value or number in differentiable)
@@ -220,11 +219,13 @@ def _tensors(value: Value | None) -> list[Value]:
     return [each for each in value.items if isinstance(each, Tensor)] if isinstance(value, Sequence) else []
 
 
-def _at_backward(interp: Interpreter) -> Any:
-    """The state the engine runs a backward in: a training loop has left autocast by then."""
+def _at_backward(interp: Interpreter) -> LaterTape:
+    """A tape in the state the engine runs a backward in: a training loop has left autocast by then."""
     ambient = interp.tape.ambient
     casts = tuple((device, False, dtype) for device, _, dtype in ambient.casts)
-    return replace(ambient, grad=False, inference=False, casts=casts)
+    tape = LaterTape(replace(ambient, grad=False, inference=False, casts=casts))
+    tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
+    return tape
 
 
 def _backward(
@@ -305,12 +306,7 @@ def _remove_hook(interp: Interpreter, args: list[Value], kwargs: dict[str, Value
 
 def _tie_hooks(interp: Interpreter, known: "Hooked", hooks: list[HookHandle]) -> None:
     """Let a tensor be what it was before it had hooks, tied to a derivative that is all of them, in their order."""
-    before = known.hooks, known.tied
-
-    def put_back() -> None:
-        known.hooks, known.tied = before
-
-    interp.on_rollback(put_back)
+    interp.put_back_later(known, "hooks", "tied")
     known.hooks = hooks
     if hooks:
         tied = _tied_to_hooks(interp, known.before, [handle.hook for handle in hooks])
@@ -326,8 +322,7 @@ def _tied_to_hooks(interp: Interpreter, tensor: Tensor, hooks: list[Value]) -> T
     own = interp.tensor_call("call_method", "clone", [tensor])  # no view: what is done to it later is done to it alone
     interp.tape.set_ambient(ambient)
     assert isinstance(own, Tensor)
-    tape = LaterTape(_at_backward(interp))
-    tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
+    tape = _at_backward(interp)
     gradient = tape.argument("grad_0", TensorSpec.of(own.fake))
     for hook in hooks:
         gradient = _gradient_by_hook(interp, tape, hook, gradient)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from smelt.base.torch_internals import internal
-from smelt.capture.calls.arity import ANY, Takes, fitting, takes
+from smelt.capture.calls.arity import ANY, Takes, acting, answering, fitting, takes
 from smelt.capture.calls.class_checks import (
     by_bases,
     by_register,
@@ -53,10 +53,11 @@ from smelt.capture.interpreter.deferred_scalars import (
 from smelt.capture.interpreter.dict_keys import hashable, identical
 from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, drain, ended, iterator, taken
+from smelt.capture.interpreter.iterators import advance, drain, each_item, ended, iterator, taken
 from smelt.capture.interpreter.operators import (
     BINARY,
     COMPARE,
+    INPLACE,
     UNARY,
     binary,
     compare,
@@ -75,6 +76,7 @@ from smelt.capture.interpreter.special_methods import lacking, special
 from smelt.capture.interpreter.str_format import formatted, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.open_numbers import OpenRange
+from smelt.capture.model.source import predicate
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     Cell,
@@ -129,14 +131,6 @@ PURE: dict[Any, bool] = dict.fromkeys(
 _MESSAGE = takes(2, ANY, names="exc_info stack_info stacklevel extra")
 
 
-def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(is_instance(interp, args[0], args[1]))
-
-
-def _issubclass(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(is_subclass(interp, args[0], args[1]))
-
-
 def _by_rule(rule: Callable[[Interpreter, Value, Object], bool]) -> Builtin:
     """A metaclass's own way to say what is an instance, which programs reach by `super()`."""
 
@@ -170,8 +164,8 @@ def _subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
         now = type.__subclasses__(asked)
         return len(now) == len(known) and all(map(operator.is_, now, [each() for each in known]))
 
-    has_same.__qualname__ = f"having the {len(below)} subclasses it had"
-    interp.tree.fixed(kind, kind.__qualname__).check(("predicate", has_same))
+    text = f"having the {len(below)} subclasses it had"
+    interp.tree.fixed(kind, kind.__qualname__).check(predicate(has_same, text))
     interp.tree.why_not_persist = "the subclasses of a class"
     return Sequence(list, [interp.externals.fixed(each) for each in below])
 
@@ -184,8 +178,8 @@ def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     return args[2] if member is None else member
 
 
-def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(attribute_or_none(interp, args[0], _name(interp, args[1])) is not None)
+def _has_attribute(interp: Interpreter, value: Value, name: Value) -> bool:
+    return attribute_or_none(interp, value, _name(interp, name)) is not None
 
 
 def _name(interp: Interpreter, value: Value) -> str:
@@ -197,16 +191,7 @@ def _name(interp: Interpreter, value: Value) -> str:
 
 def _changes(change: Callable[..., object]) -> Builtin:
     """`setattr`, `delattr` and the like."""
-
-    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        change(interp, args[0], _name(interp, args[1]), *args[2:])
-        return Constant(None)
-
-    return rule
-
-
-def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(is_callable(interp, args[0]))
+    return acting(lambda interp, target, name, *args: change(interp, target, _name(interp, name), *args))
 
 
 def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -242,10 +227,6 @@ def _text(how: str, function: Any) -> Builtin:
         return interp.compute(function, *[interp.plain(value) for value in args], **named)
 
     return make
-
-
-def _format(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return formatted(interp, args[0], interp.plain(args[1]) if len(args) > 1 else "")
 
 
 def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -293,11 +274,9 @@ def unpack_into(
     if args and (isinstance(args[0], Mapping | Proxy) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
-        source, number = interp.now(iterator(interp, args[0])), 0
-        while (pair := advance(interp, source)) is not None:
+        for number, pair in enumerate(each_item(interp, args[0])):
             key, value = _ordered_pair(interp, pair) if kind is OrderedDict else _pair(interp, pair, number)
             items[hashable(interp, key)] = value
-            number += 1
     items.update(kwargs)
 
 
@@ -327,17 +306,6 @@ def _pair(interp: Interpreter, value: Value, number: int) -> list[Value]:
     return pair
 
 
-def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Mapping(unpacked(interp, args, kwargs))
-
-
-def _set(kind: type) -> Builtin:
-    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return new_set(interp, kind, args[0] if args else None)
-
-    return make
-
-
 def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], Tensor | Wrapper):
         return interp.tensor_call("call_function", operator.abs, args)
@@ -351,16 +319,20 @@ def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     return interp.compute(abs, interp.plain(args[0]))
 
 
+def _iterators(interp: Interpreter, values: list[Value]) -> list[Value]:
+    return [interp.now(iterator(interp, value)) for value in values]
+
+
 def _zip(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     strict = bool(interp.plain(kwargs["strict"])) if "strict" in kwargs else False
-    return ZippedIterator(zip, [interp.now(iterator(interp, value)) for value in args], strict=strict)
+    return ZippedIterator(zip, _iterators(interp, args), strict=strict)
 
 
 def _enumerate(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     start = interp.plain(_given_once(args, kwargs, "start", Constant(0)))
     if type(start) is not int:
         raise Unsupported("B002", "enumerate from anything but an int")
-    return ZippedIterator(enumerate, [interp.now(iterator(interp, args[0]))], position=start)
+    return ZippedIterator(enumerate, _iterators(interp, args[:1]), position=start)
 
 
 def _given_once(args: list[Value], kwargs: dict[str, Value], name: str, default: Value) -> Value:
@@ -368,10 +340,6 @@ def _given_once(args: list[Value], kwargs: dict[str, Value], name: str, default:
     if name in kwargs and len(args) > 1:
         raise Unsupported("B019", f"TypeError: {name} given twice")
     return kwargs.get(name, args[1] if len(args) > 1 else default)
-
-
-def _map(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ZippedIterator(map, [interp.now(iterator(interp, value)) for value in args[1:]], function=args[0])
 
 
 def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -495,14 +463,9 @@ def _sum_of_floats(interp: Interpreter, start: Value, items: list[Value]) -> tup
 
 
 def _any_all(wanted: bool) -> Builtin:
-    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        source = interp.now(iterator(interp, args[0]))
-        while (item := advance(interp, source)) is not None:
-            if truth(interp, item) is wanted:
-                return Constant(wanted)
-        return Constant(not wanted)
-
-    return decide
+    return answering(
+        lambda interp, value: any(truth(interp, item) is wanted for item in each_item(interp, value)) is wanted
+    )
 
 
 def _min_max(function: Any, polyfill: Any) -> Builtin:
@@ -559,18 +522,14 @@ def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Val
     raise Unsupported("B002", "id")
 
 
-def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
-    return lambda interp, args, kwargs: handler(interp, symbol, args[0], args[1])
+def _operator(handler: Callable[..., Value], symbol: str) -> Builtin:
+    return lambda interp, args, kwargs: handler(interp, symbol, *args)
 
 
 def _vars(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) != 1:
         raise Unsupported("B002", "vars")
     return attribute(interp, args[0], "__dict__")
-
-
-def _unary(name: str) -> Builtin:
-    return lambda interp, args, kwargs: unary(interp, name, args[0])
 
 
 def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -640,8 +599,8 @@ def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
 _RULES: dict[Any, tuple[Takes, Builtin]] = {
     torch.as_tensor: (takes(0, ANY, names=None), _as_tensor),
     types.FunctionType.__get__: (takes(2, 3), _bind_function),
-    isinstance: (takes(2), _isinstance),
-    issubclass: (takes(2), _issubclass),
+    isinstance: (takes(2), answering(is_instance)),
+    issubclass: (takes(2), answering(is_subclass)),
     type.__instancecheck__: (takes(2), _by_rule(by_bases)),
     abc.ABCMeta.__instancecheck__: (takes(2), _by_rule(by_register)),
     type.__subclasscheck__: (takes(2), _by_rule(has_base)),
@@ -650,10 +609,10 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     **{function: (takes(1, ANY, names=None), rule) for function, rule in CLASS_CALLS.items()},
     type.__subclasses__: (takes(1), _subclasses),
     getattr: (takes(2, 3), _getattr),
-    hasattr: (takes(2), _hasattr),
+    hasattr: (takes(2), answering(_has_attribute)),
     setattr: (takes(3), _changes(store_attribute)),
     delattr: (takes(2), _changes(delete_attribute)),
-    callable: (takes(1), _callable),
+    callable: (takes(1), answering(is_callable)),
     torch.Tensor.__iter__: (takes(1), _iter),
     torch.Tensor.__len__: (takes(1), _len),
     id: (takes(1), _id),
@@ -662,17 +621,20 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     str: (takes(0, 3, names="object encoding errors"), _text("__str__", str)),
     repr: (takes(1), _text("__repr__", repr)),
     ascii: (takes(1), _text("__ascii__", ascii)),
-    format: (takes(1, 2), _format),
+    format: (takes(1, 2), lambda interp, args, kwargs: formatted(interp, args[0], *map(interp.plain, args[1:]))),
     iter: (takes(1, 2), _iter),
     next: (takes(1, 2), _next),
     tuple: (takes(0, 1), _make_sequence(tuple)),
     list: (takes(0, 1), _make_sequence(list)),
-    dict: (takes(0, 1, names=None), _dict),
-    set: (takes(0, 1), _set(set)),
-    frozenset: (takes(0, 1), _set(frozenset)),
+    dict: (takes(0, 1, names=None), lambda interp, args, kwargs: Mapping(unpacked(interp, args, kwargs))),
+    set: (takes(0, 1), lambda interp, args, kwargs: new_set(interp, set, *args)),
+    frozenset: (takes(0, 1), lambda interp, args, kwargs: new_set(interp, frozenset, *args)),
     zip: (takes(0, ANY, names="strict"), _zip),
     enumerate: (takes(1, 2, names="start"), _enumerate),
-    map: (takes(2, ANY), _map),
+    map: (
+        takes(2, ANY),
+        lambda interp, args, kwargs: ZippedIterator(map, _iterators(interp, args[1:]), function=args[0]),
+    ),
     reversed: (takes(1), _reversed),
     logging.Logger.debug: (_MESSAGE, _log(logging.Logger.debug, logging.DEBUG)),
     logging.Logger.info: (_MESSAGE, _log(logging.Logger.info, logging.INFO)),
@@ -700,12 +662,12 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     internal("_C._has_torch_function_unary"): (takes(1), _has_torch_function),
     internal("_C._has_torch_function_variadic"): (takes(0, ANY), _has_torch_function),
     operator.getitem: (takes(2), lambda interp, args, kwargs: subscript(interp, *args)),
-    operator.contains: (takes(2), lambda interp, args, kwargs: Constant(contains(interp, *args))),
-    operator.is_: (takes(2), lambda interp, args, kwargs: Constant(identical(interp, *args))),
-    operator.is_not: (takes(2), lambda interp, args, kwargs: Constant(not identical(interp, *args))),
+    operator.contains: (takes(2), answering(contains)),
+    operator.is_: (takes(2), answering(identical)),
+    operator.is_not: (takes(2), answering(lambda interp, *args: not identical(interp, *args))),
     operator.truth: (takes(1), _bool),
-    **{function: (takes(1), _unary(name)) for name, function in UNARY.items()},
-    **{function: (takes(2), _operator(binary, symbol)) for symbol, function in BINARY.items()},
+    **{function: (takes(1), _operator(unary, name)) for name, function in UNARY.items()},
+    **{function: (takes(2), _operator(binary, symbol)) for symbol, function in (BINARY | INPLACE).items()},
     **{function: (takes(2), _operator(compare, symbol)) for symbol, function in COMPARE.items()},
 }
 

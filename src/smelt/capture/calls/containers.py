@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.calls.arity import ANY, Takes, refusal, takes
+from smelt.capture.calls.arity import ANY, Takes, acting, refusal, takes
 from smelt.capture.calls.builtins import in_order, unpack_into
 from smelt.capture.interpreter.dict_keys import hashable, holds_nan, key_error, key_value, sought_key
 from smelt.capture.interpreter.dunder_dispatch import COMPARISONS, index_of
@@ -227,34 +227,9 @@ def _bound(interp: Interpreter, receiver: Sequence, value: Value) -> int:
     return max(0, position + len(receiver.items)) if position < 0 else int(position)
 
 
-def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    return Sequence(list, list(interp.externals.items(receiver)))
-
-
-def _getitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    return subscript(interp, receiver, args[0])
-
-
-def _setitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    store_subscript(interp, receiver, args[0], args[1])
-    return _NONE
-
-
-def _delitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    delete_subscript(interp, receiver, args[0])
-    return _NONE
-
-
-def _contains(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    return Constant(contains(interp, receiver, args[0]))
-
-
-def _iter(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    return iterator(interp, receiver)
-
-
-def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
-    return Constant(length(interp, receiver))
+def _acting(action: Callable[..., None]) -> Method:
+    rule = acting(action)
+    return lambda interp, receiver, args: rule(interp, [receiver, *args], {})
 
 
 def _elements(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
@@ -369,10 +344,6 @@ def _default_factory(interp: Interpreter, receiver: Mapping, args: list[Value]) 
     return default
 
 
-def _text(how: str) -> Method:
-    return lambda interp, receiver, args: text_of(interp, receiver, how)
-
-
 _SAME_KIND = {Set: (set, frozenset), Mapping: (dict,)}
 
 
@@ -416,10 +387,6 @@ def _operators(symbols: str, *, in_place: bool = False) -> "_METHOD":
     return methods
 
 
-def _merge_into(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
-    return binary(interp, "|=", receiver, args[0])
-
-
 def _comparisons(symbols: str) -> "_METHOD":
     return {COMPARISONS[symbol]: (takes(1), _by_operator(compare, symbol)) for symbol in symbols.split()}
 
@@ -431,22 +398,32 @@ def _plain_operator(symbol: str) -> tuple[Takes, Method]:
 
 _METHOD = dict[str, tuple[Takes, Method]]
 
-_WORDED: _METHOD = {"__repr__": (takes(0), _text("__repr__")), "__str__": (takes(0), _text("__str__"))}
+_COMMON: _METHOD = {
+    "__repr__": (takes(0), lambda interp, receiver, args: text_of(interp, receiver, "__repr__")),
+    "__str__": (takes(0), lambda interp, receiver, args: text_of(interp, receiver, "__str__")),
+    "__contains__": (takes(1), lambda interp, receiver, args: Constant(contains(interp, receiver, args[0]))),
+    "__len__": (takes(0), lambda interp, receiver, args: Constant(length(interp, receiver))),
+    "__iter__": (takes(0), lambda interp, receiver, args: iterator(interp, receiver)),
+}
+_GETITEM: _METHOD = {"__getitem__": (takes(1), lambda interp, receiver, args: subscript(interp, receiver, args[0]))}
+_SETITEM: _METHOD = {
+    "__setitem__": (takes(2), _acting(store_subscript)),
+    "__delitem__": (takes(1), _acting(delete_subscript)),
+}
 TUPLE: _METHOD = {
-    **_WORDED,
+    **_COMMON,
+    **_GETITEM,
     **_comparisons("== != < <= > >="),
     "__add__": _plain_operator("+"),
     "__mul__": _plain_operator("*"),
     "__rmul__": _plain_operator("*"),
     "count": (takes(1), _count),
     "index": (takes(1, 3), _find),
-    "__getitem__": (takes(1), _getitem),
-    "__contains__": (takes(1), _contains),
-    "__len__": (takes(0), _length),
-    "__iter__": (takes(0), _iter),
     "numel": (takes(0), _elements),
 }
-LIST: _METHOD = TUPLE | {
+LIST: _METHOD = {
+    **TUPLE,
+    **_SETITEM,
     "__iadd__": _plain_operator("+="),
     "__imul__": _plain_operator("*="),
     "append": (takes(1), _append),
@@ -456,16 +433,16 @@ LIST: _METHOD = TUPLE | {
     "remove": (takes(1), _remove),
     "clear": (takes(0), _clear),
     "reverse": (takes(0), _reverse),
-    "copy": (takes(0), _copy_list),
-    "__setitem__": (takes(2), _setitem),
-    "__delitem__": (takes(1), _delitem),
+    "copy": (takes(0), lambda interp, receiver, args: Sequence(list, [*interp.externals.items(receiver)])),
     "__init__": (takes(0, 1), _refill),
 }
 DICT: _METHOD = {
-    **_WORDED,
+    **_COMMON,
+    **_GETITEM,
+    **_SETITEM,
     **_comparisons("== !="),
     **_operators("|"),
-    "__ior__": (takes(1), _merge_into),
+    "__ior__": _plain_operator("|="),
     "__missing__": (takes(1), _default_factory),
     "get": (takes(1, 2), _get),
     "pop": (takes(1, 2), _pop_key),
@@ -477,15 +454,9 @@ DICT: _METHOD = {
     "keys": (takes(0), _view("keys")),
     "values": (takes(0), _view("values")),
     "items": (takes(0), _view("items")),
-    "__getitem__": (takes(1), _getitem),
-    "__setitem__": (takes(2), _setitem),
-    "__delitem__": (takes(1), _delitem),
-    "__contains__": (takes(1), _contains),
-    "__len__": (takes(0), _length),
-    "__iter__": (takes(0), _iter),
 }
 SET: _METHOD = {
-    **_WORDED,
+    **_COMMON,
     **_comparisons("== != < <= > >="),
     **_operators("| & - ^", in_place=True),
     "isdisjoint": (takes(1), _asked(is_disjoint)),
@@ -502,19 +473,13 @@ SET: _METHOD = {
     "copy": (takes(0), _by_set(derived, "copy")),
     **{name: (takes(0, ANY), _by_set(derived, name)) for name in ("union", "intersection", "difference")},
     "symmetric_difference": (takes(1), _by_set(derived, "symmetric_difference")),
-    "__contains__": (takes(1), _contains),
-    "__len__": (takes(0), _length),
-    "__iter__": (takes(0), _iter),
 }
 ITERATOR: _METHOD = {
     "__length_hint__": (takes(0), lambda interp, receiver, args: Constant(length_hint(interp, receiver))),
 }
 VIEW: _METHOD = {
-    **_WORDED,
+    **_COMMON,
     **_comparisons("== != < <= > >="),
     **_operators("| & - ^"),
     "isdisjoint": (takes(1), _asked(is_disjoint)),
-    "__contains__": (takes(1), _contains),
-    "__len__": (takes(0), _length),
-    "__iter__": (takes(0), _iter),
 }

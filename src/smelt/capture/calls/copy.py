@@ -39,11 +39,6 @@ _ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property)  # copi
 _OF_OBJECT = frozenset({object.__reduce__, object.__reduce_ex__, getattr(object, "__getstate__", None)})
 
 
-def shallow(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`copy.copy(value)`."""
-    return _copied(interp, args[0], lambda item: item)
-
-
 def deep(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`copy.deepcopy(value)`."""
     if len(args) != 1 or kwargs:
@@ -146,4 +141,7 @@ def _copied_object(interp: Interpreter, value: Object | Instance, each: Each, ea
     return copied
 
 
-COPIES = {copy.copy: shallow, copy.deepcopy: deep}
+COPIES = {
+    copy.copy: lambda interp, args, kwargs: _copied(interp, args[0], lambda item: item),
+    copy.deepcopy: deep,
+}

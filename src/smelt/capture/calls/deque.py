@@ -112,10 +112,6 @@ def _reverse(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
     return _NONE
 
 
-def _copy(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
-    return Deque(drain(interp, receiver), receiver.maxlen)
-
-
 _METHODS: dict[str, tuple[Method, int]] = {
     "append": (_append, 1),
     "appendleft": (_append_left, 1),
@@ -126,7 +122,7 @@ _METHODS: dict[str, tuple[Method, int]] = {
     "rotate": (_rotate, 1),
     "clear": (_clear, 0),
     "reverse": (_reverse, 0),
-    "copy": (_copy, 0),
+    "copy": (lambda interp, receiver, args: Deque(drain(interp, receiver), receiver.maxlen), 0),
     "__getitem__": (lambda interp, receiver, args: subscript(interp, receiver, args[0]), 1),
     "__contains__": (lambda interp, receiver, args: Constant(contains(interp, receiver, args[0])), 1),
     "__len__": (lambda interp, receiver, args: Constant(len(receiver.items)), 0),

@@ -74,6 +74,7 @@ from smelt.capture.model.policy import (
     is_torch_leaf,
     known_name,
 )
+from smelt.capture.model.source import predicate
 from smelt.capture.model.static import is_a, static_lookup
 from smelt.capture.model.values import (
     PLACEMENTS,
@@ -180,10 +181,6 @@ def _index_by_tensors(interp: Interpreter, function: Object, args: Arguments, kw
     return Constant(None)
 
 
-def _ask_classes(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
-    return ask_classes_from_now(interp, bool(interp.plain(args[0])))
-
-
 def _hide_backend_settings(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
     interp.tree.hides_backend_settings = bool(interp.plain(args[0]))
     return Constant(None)
@@ -246,14 +243,7 @@ def _ambient(rule: AmbientCall) -> Handler:
     return handle
 
 
-def _recurrent(rule: Callable[[Interpreter, Value], Value | None]) -> Handler:
-    def handle(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value | None:
-        return rule(interp, args[0]) if len(args) == 1 and not kwargs else None
-
-    return handle
-
-
-def _unguarded(rule: Builtin) -> Handler:
+def _unguarded(rule: Callable[..., Value | None]) -> Handler:
     """By a rule that sees to the guards itself."""
     return lambda interp, function, args, kwargs: rule(interp, args, kwargs)
 
@@ -354,12 +344,8 @@ def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: 
     if kind is None or function.source is None:
         raise Unsupported("B002", real.__qualname__)
     chosen = real.dispatch(kind)
-
-    def chooses_it(asked: Any) -> bool:
-        return asked.dispatch(kind) is chosen
-
-    chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
-    function.source.check(("predicate", chooses_it))
+    text = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
+    function.source.check(predicate(lambda asked: asked.dispatch(kind) is chosen, text))
     return call(interp, interp.externals.fixed(chosen), args, kwargs)
 
 
@@ -405,9 +391,8 @@ CALLABLES: dict[Any, Handler] = {
     unsupported: _refuse,
     is_compiling: _is_compiling,
     index_by_tensors: _index_by_tensors,
-    ask_classes: _ask_classes,
+    ask_classes: lambda interp, function, args, kwargs: ask_classes_from_now(interp, bool(interp.plain(args[0]))),
     hide_backend_settings: _hide_backend_settings,
-    **{real: _recurrent(rule) for real, rule in nn_module.RECURRENT_CALLS.items()},
     **{real: _ambient(rule) for real, rule in AMBIENT_CALLS.items()},
     **{
         real: _unguarded(rule)
@@ -418,6 +403,7 @@ CALLABLES: dict[Any, Handler] = {
             FUNCTION_CALLS,
             CHECKPOINTS,
             nn_module.MODULE_CALLS,
+            nn_module.RECURRENT_CALLS,
             TRANSFORM_CALLS,
             WRAPPER_CALLS,
         )

@@ -25,18 +25,19 @@ from smelt.ir.nodes.ambient import ATTENTION_GETTERS, ATTENTION_SETTERS, AUTOCAS
 AmbientCall = Callable[[Interpreter, list[Any]], Value]
 
 
-def _is_enabled(interp: Interpreter, args: list[Any]) -> Value:
-    device = args[0] if args else "cuda"
-    if device in AUTOCAST_DEVICES:
-        return Constant(_casts(interp)[AUTOCAST_DEVICES.index(device)][1])
-    return Constant(_elsewhere(interp, torch.is_autocast_enabled, device))
+def _change(interp: Interpreter, **settings: Any) -> Value:
+    interp.tape.set_ambient(replace(interp.tape.ambient, **settings))
+    return Constant(None)
 
 
-def _dtype(interp: Interpreter, args: list[Any]) -> Value:
-    (device,) = args
+def _cast(interp: Interpreter, device: Any, position: int) -> Value:
+    """What autocast does on a device: the item at a position of its settings."""
     if device in AUTOCAST_DEVICES:
-        return Constant(_casts(interp)[AUTOCAST_DEVICES.index(device)][2])
-    return Constant(_elsewhere(interp, torch.get_autocast_dtype, device))
+        return Constant(_casts(interp)[AUTOCAST_DEVICES.index(device)][position])
+    return Constant(_elsewhere(interp, _CAST_GETTERS[position], device))
+
+
+_CAST_GETTERS: dict[int, Callable[[str], Any]] = {1: torch.is_autocast_enabled, 2: torch.get_autocast_dtype}
 
 
 def _elsewhere(interp: Interpreter, function: Callable[[str], Any], device: Any) -> Any:
@@ -69,48 +70,33 @@ def _casts(interp: Interpreter) -> Any:
     return interp.tape.ambient.casts
 
 
-def _change(interp: Interpreter, device_type: Any, position: int, value: Any) -> Value:
+def _set_cast(interp: Interpreter, device_type: Any, position: int, value: Any) -> Value:
     if device_type not in AUTOCAST_DEVICES:
-        asked = (torch.is_autocast_enabled, torch.get_autocast_dtype)[position - 1]
-        if _elsewhere(interp, asked, device_type) == value:
+        if _elsewhere(interp, _CAST_GETTERS[position], device_type) == value:
             return Constant(None)
         raise Unsupported("B002", f"torch.set_autocast({device_type!r})")
     casts, device = list(_casts(interp)), AUTOCAST_DEVICES.index(device_type)
     cast = list(casts[device])
     cast[position] = value
     casts[device] = tuple(cast)
-    interp.tape.set_ambient(replace(interp.tape.ambient, casts=tuple(casts)))
-    return Constant(None)
+    return _change(interp, casts=tuple(casts))
 
 
 def _set_enabled(interp: Interpreter, args: list[Any]) -> Value:
     if len(args) != 2:
         raise Unsupported("B002", "torch.set_autocast_enabled without a device")
-    return _change(interp, args[0], 1, args[1])
-
-
-def _set_dtype(interp: Interpreter, args: list[Any]) -> Value:
-    return _change(interp, args[0], 2, args[1])
+    return _set_cast(interp, args[0], 1, args[1])
 
 
 def _set_cached(interp: Interpreter, args: list[Any]) -> Value:
     _casts(interp)
-    interp.tape.set_ambient(replace(interp.tape.ambient, cached=args[0]))
-    return Constant(None)
-
-
-def _increment(interp: Interpreter, args: list[Any]) -> Value:
-    return _nest(interp, 1)
-
-
-def _decrement(interp: Interpreter, args: list[Any]) -> Value:
-    return _nest(interp, -1)
+    return _change(interp, cached=args[0])
 
 
 def _nest(interp: Interpreter, change: int) -> Value:
     interp.tree.process("autocast nesting", autocast_nesting, interp.tree.nesting)
     inside = interp.tape.ambient.nesting + change
-    interp.tape.set_ambient(replace(interp.tape.ambient, nesting=inside))
+    _change(interp, nesting=inside)
     return Constant(inside)
 
 
@@ -119,18 +105,9 @@ def _forget_casts(interp: Interpreter, args: list[Any]) -> Value:
     return Constant(None)
 
 
-def _set_grad_mode(interp: Interpreter, args: list[Any]) -> Value:
-    interp.tape.set_ambient(replace(interp.tape.ambient, grad=bool(args[0])))
-    return Constant(None)
-
-
 def _grad_mode(interp: Interpreter, args: list[Any]) -> Value:
     interp.tape.rely_on_grad_mode()
     return Constant(interp.tape.ambient.grad)
-
-
-def _is_inference(interp: Interpreter, args: list[Any]) -> Value:
-    return Constant(interp.tape.ambient.inference)  # capture itself runs outside that mode
 
 
 def _attention(interp: Interpreter) -> Any:
@@ -143,8 +120,7 @@ def _set_attention(interp: Interpreter, enabled: tuple[bool, ...], order: tuple[
     if not is_library(interp.frames[-1].info.code):
         raise Unsupported("B002", "torch._C._set_sdp_use")  # whose end may be outside of the graph
     wanted = None if (enabled, order) == interp.tree.attention else (enabled, order)
-    interp.tape.set_ambient(replace(interp.tape.ambient, attention=wanted))
-    return Constant(None)
+    return _change(interp, attention=wanted)
 
 
 def _kernel_getter(place: int) -> AmbientCall:
@@ -179,19 +155,20 @@ _ATTENTION_CALLS: dict[Any, AmbientCall] = {
 
 AMBIENT_CALLS: dict[Any, AmbientCall] = {
     **_ATTENTION_CALLS,
-    torch.is_autocast_enabled: _is_enabled,
-    torch.get_autocast_dtype: _dtype,
+    torch.is_autocast_enabled: lambda interp, args: _cast(interp, args[0] if args else "cuda", 1),
+    torch.get_autocast_dtype: lambda interp, args: _cast(interp, args[0], 2),
     internal("_C._is_any_autocast_enabled"): _any_enabled,
     torch.is_autocast_cache_enabled: _is_cached,
     torch.set_autocast_enabled: _set_enabled,
-    torch.set_autocast_dtype: _set_dtype,
+    torch.set_autocast_dtype: lambda interp, args: _set_cast(interp, args[0], 2, args[1]),
     torch.set_autocast_cache_enabled: _set_cached,
-    torch.autocast_increment_nesting: _increment,
-    torch.autocast_decrement_nesting: _decrement,
+    torch.autocast_increment_nesting: lambda interp, args: _nest(interp, 1),
+    torch.autocast_decrement_nesting: lambda interp, args: _nest(interp, -1),
     torch.clear_autocast_cache: _forget_casts,
-    torch._C._set_grad_enabled: _set_grad_mode,
+    torch._C._set_grad_enabled: lambda interp, args: _change(interp, grad=bool(args[0])),
     torch.is_grad_enabled: _grad_mode,
-    torch.is_inference_mode_enabled: _is_inference,
+    # Capture itself runs outside that mode.
+    torch.is_inference_mode_enabled: lambda interp, args: Constant(interp.tape.ambient.inference),
 }
 
 
@@ -216,37 +193,31 @@ def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     interp.entered_inference = True
     interp.before_mutation(manager)
     manager.attributes[_CONTEXT] = Before(interp.tape.ambient)
-    interp.tape.set_ambient(replace(interp.tape.ambient, inference=mode.value, grad=not mode.value))
-    return Constant(None)
+    return _change(interp, inference=mode.value, grad=not mode.value)
 
 
 def _enter_without_gradients(interp: Interpreter, manager: Value) -> Value:
     """For export, which keeps no gradients between states, an inference mode is one without gradients."""
     mode = interp.plain(attribute_now(interp, manager, "mode"))
     store_attribute(interp, manager, _CONTEXT, Constant(interp.tape.ambient.grad))
-    interp.tape.set_ambient(replace(interp.tape.ambient, grad=interp.tape.ambient.grad and not mode))
-    return Constant(None)
+    return _change(interp, grad=interp.tape.ambient.grad and not mode)
 
 
 def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     manager = args[0]
     if interp.externals.explores:
-        grad = bool(interp.plain(attribute_now(interp, manager, _CONTEXT)))
-        interp.tape.set_ambient(replace(interp.tape.ambient, grad=grad))
-        return Constant(None)
+        return _change(interp, grad=bool(interp.plain(attribute_now(interp, manager, _CONTEXT))))
     before = manager.attributes.get(_CONTEXT) if isinstance(manager, Instance) else None
     if not isinstance(before, Before):
         raise Unsupported("B013", "torch.inference_mode")
-    interp.tape.set_ambient(replace(interp.tape.ambient, inference=before.ambient.inference, grad=before.ambient.grad))
-    return Constant(None)
+    return _change(interp, inference=before.ambient.inference, grad=before.ambient.grad)
 
 
 def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     devices = interp.tape.ambient.devices
     if not devices or not isinstance(args[0], Constant) or args[0].value != devices[-1]:
         raise Unsupported("B013", "torch.device")
-    interp.tape.set_ambient(replace(interp.tape.ambient, devices=devices[:-1]))
-    return Constant(None)
+    return _change(interp, devices=devices[:-1])
 
 
 def _default_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from smelt.capture.calls.arity import alone
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.operators import store_subscript
@@ -208,8 +209,8 @@ def _are_in_pieces(module: Any) -> bool:
     return not are_in_one_piece(module)
 
 
-RECURRENT_CALLS: dict[Any, Callable[[Interpreter, Value], Value | None]] = {
-    torch.nn.RNNBase._weights_have_changed: _weights_have_changed,
-    torch.nn.RNNBase.flatten_parameters: _flatten_parameters,
+RECURRENT_CALLS: dict[Any, Callable[..., Value | None]] = {
+    torch.nn.RNNBase._weights_have_changed: alone(_weights_have_changed),
+    torch.nn.RNNBase.flatten_parameters: alone(_flatten_parameters),
 }
 """Methods of `nn.RNNBase`; None where the call is to be followed as any other."""

@@ -4,6 +4,7 @@ operator.iadd(items, [x])       →   items += [x], and its answer is `items`
 re.compile("a+").search(name)   →   a `re.Match`, or None: of known strings it is evaluated while capturing
 """
 
+import functools
 import operator
 import re
 import sys
@@ -12,14 +13,13 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.calls.arity import ANY, Takes, takes
+from smelt.capture.calls.arity import ANY, Takes, acting, answering, takes
 from smelt.capture.interpreter.dict_keys import hash_of, identical
 from smelt.capture.interpreter.dunder_dispatch import index_of
 from smelt.capture.interpreter.exceptions import known_handled
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, iterator, length_hint
+from smelt.capture.interpreter.iterators import each_item, length_hint
 from smelt.capture.interpreter.operators import (
-    INPLACE,
     binary,
     delete_subscript,
     is_same,
@@ -49,10 +49,6 @@ _Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
 _NONE = Constant(None)
 
 
-def _in_place(symbol: str) -> _Builtin:
-    return lambda interp, args, kwargs: binary(interp, symbol, args[0], args[1])
-
-
 def _concatenated(symbol: str) -> _Builtin:
     def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if not isinstance(args[0], Sequence) or not isinstance(args[1], Sequence):
@@ -62,34 +58,15 @@ def _concatenated(symbol: str) -> _Builtin:
     return rule
 
 
-def _set_item(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    store_subscript(interp, *args)
-    return _NONE
+def _count(interp: Interpreter, items: Value, counted: Value) -> int:
+    return sum(is_same(interp, item, counted) for item in each_item(interp, items))
 
 
-def _delete_item(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    delete_subscript(interp, *args)
-    return _NONE
-
-
-def _count(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    source, count = interp.now(iterator(interp, args[0])), 0
-    while (item := advance(interp, source)) is not None:
-        count += is_same(interp, item, args[1])
-    return Constant(count)
-
-
-def _place(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    source, place = interp.now(iterator(interp, args[0])), 0
-    while (item := advance(interp, source)) is not None:
-        if is_same(interp, item, args[1]):
-            return Constant(place)
-        place += 1
+def _place(interp: Interpreter, items: Value, sought: Value) -> int:
+    for place, item in enumerate(each_item(interp, items)):
+        if is_same(interp, item, sought):
+            return place
     raise Raised.of(ValueError("sequence.index(x): x not in sequence"))
-
-
-def _not(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(not truth(interp, args[0]))
 
 
 def _index(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -107,14 +84,6 @@ def _length_hint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value
     return Constant(length(interp, args[0]))
 
 
-def _call(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return interp.call(args[0], args[1:], kwargs)
-
-
-def _hash(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(hash_of(interp, args[0]))
-
-
 def _exc_info(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     error = known_handled(interp, interp.handled())
     if error is None:
@@ -124,10 +93,6 @@ def _exc_info(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
         raise Unsupported("B002", f"sys.exc_info of {describe(error)}")
     trace: Value = TracebackValue(error.places) if error.places else _NONE
     return Sequence(tuple, [interp.externals.fixed(kind), error, trace])
-
-
-def _exception(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return known_handled(interp, interp.handled()) or _NONE
 
 
 def _equal_objects(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -145,22 +110,21 @@ def _clear_frames(interp: Interpreter, args: list[Value], kwargs: dict[str, Valu
 
 
 OPERATOR_CALLS: dict[Any, tuple[Takes, _Builtin]] = {
-    **{function: (takes(2), _in_place(symbol)) for symbol, function in INPLACE.items()},
     operator.concat: (takes(2), _concatenated("+")),
     operator.iconcat: (takes(2), _concatenated("+=")),
-    operator.setitem: (takes(3), _set_item),
-    operator.delitem: (takes(2), _delete_item),
-    operator.countOf: (takes(2), _count),
-    operator.indexOf: (takes(2), _place),
-    operator.not_: (takes(1), _not),
+    operator.setitem: (takes(3), acting(store_subscript)),
+    operator.delitem: (takes(2), acting(delete_subscript)),
+    operator.countOf: (takes(2), answering(_count)),
+    operator.indexOf: (takes(2), answering(_place)),
+    operator.not_: (takes(1), answering(lambda interp, value: not truth(interp, value))),
     operator.index: (takes(1), _index),
     operator.length_hint: (takes(1, 2), _length_hint),
-    operator.call: (takes(1, ANY, names=None), _call),
-    hash: (takes(1), _hash),
+    operator.call: (takes(1, ANY, names=None), lambda interp, args, kwargs: interp.call(args[0], args[1:], kwargs)),
+    hash: (takes(1), answering(hash_of)),
     object.__eq__: (takes(2), _equal_objects),
     traceback.clear_frames: (takes(1), _clear_frames),
     sys.exc_info: (takes(0), _exc_info),
-    sys.exception: (takes(0), _exception),
+    sys.exception: (takes(0), lambda interp, args, kwargs: known_handled(interp, interp.handled()) or _NONE),
 }
 
 # regular expressions
@@ -176,7 +140,7 @@ def _real(interp: Interpreter, value: Value) -> Any:
     return interp.plain(value)
 
 
-def _evaluated(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _evaluated(function: Any, interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     plain = [_real(interp, value) for value in args]
     named = {name: _real(interp, value) for name, value in kwargs.items()}
     try:
@@ -194,11 +158,7 @@ def expression_method(
     """What a method of a pattern or a match answers; None if it is not one of these."""
     if not isinstance(receiver, Object) or type(receiver.value) not in _OBJECTS or method.__name__ not in _METHODS:
         return None
-    return _evaluated(interp, method, [receiver, *args], kwargs)
-
-
-def _rule(function: Any) -> Any:
-    return lambda interp, args, kwargs: _evaluated(interp, function, args, kwargs)
+    return _evaluated(method, interp, [receiver, *args], kwargs)
 
 
 def _of_annotation(function: Any) -> _Builtin:
@@ -216,7 +176,7 @@ def _of_annotation(function: Any) -> _Builtin:
 EXPRESSION_CALLS: dict[Any, Any] = {
     **{function: _of_annotation(function) for function in (typing.get_origin, typing.get_args)},
     **{
-        function: _rule(function)
+        function: functools.partial(_evaluated, function)
         for function in (re.compile, re.search, re.match, re.fullmatch, re.split, re.findall, re.sub, re.escape)
     },
 }

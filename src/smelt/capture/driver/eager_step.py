@@ -41,6 +41,8 @@ _YIELDS: dict[str, tuple[int, Callable[..., tuple[Any, ...]]]] = {
     "TO_BOOL": (1, lambda instruction, value: (operator.truth, value)),
     "BINARY_SUBSCR": (2, lambda instruction, container, key: (operator.getitem, container, key)),
     "BINARY_SLICE": (3, lambda instruction, container, *ends: (operator.getitem, container, slice(*ends))),
+    "IS_OP": (2, lambda instruction, *both: (operator.is_not if instruction.arg else operator.is_, *both)),
+    "LIST_TO_TUPLE": (1, lambda instruction, items: (tuple, items)),
     "GET_ITER": (1, lambda instruction, value: (iter, value)),
     "FORMAT_SIMPLE": (1, lambda instruction, value: (format, value, "")),
     "FORMAT_WITH_SPEC": (2, lambda instruction, value, spec: (format, value, spec)),
@@ -74,7 +76,13 @@ def _update(items: dict[Any, Any], value: Any) -> None:
 
 
 # What puts the top of the stack into a container further down.
-_FILLS = {"LIST_EXTEND": _extend, "SET_UPDATE": set.update, "SET_ADD": set.add, "DICT_UPDATE": _update}
+_FILLS = {
+    "LIST_APPEND": list.append,
+    "LIST_EXTEND": _extend,
+    "SET_ADD": set.add,
+    "SET_UPDATE": set.update,
+    "DICT_UPDATE": _update,
+}
 
 
 @steps(*_YIELDS)
@@ -191,12 +199,6 @@ def _contains_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> 
     frame.stack.append(invoke(operator.contains, container, item) != bool(instruction.arg))
 
 
-@steps("IS_OP")
-def _is_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    left, right = take(frame, 2)
-    frame.stack.append((left is right) != bool(instruction.arg))
-
-
 @steps("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     if invoke(operator.truth, frame.stack.pop()) == instruction.name.endswith("TRUE"):
@@ -285,21 +287,10 @@ def _build_map(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> No
     frame.stack.append(invoke(dict, zip(flat[::2], flat[1::2], strict=True)))
 
 
-@steps("LIST_APPEND")
-def _list_append(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    item = frame.stack.pop()
-    frame.stack[-instruction.arg].append(item)
-
-
 @steps("MAP_ADD")
 def _map_add(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     key, value = take(frame, 2)
     invoke(operator.setitem, frame.stack[-instruction.arg], key, value)
-
-
-@steps("LIST_TO_TUPLE")
-def _list_to_tuple(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(tuple(frame.stack.pop()))
 
 
 @steps("IMPORT_NAME")

@@ -101,7 +101,7 @@ class Engine:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
         native, enter, suspended = self.native, self.native.enter, _native.suspended
         grad_mode = torch.is_grad_enabled
-        trials = [Trial(function, native, self._compile_seconds) for _ in range(2)] if self._tries else []
+        trials = [Trial(function, native, lambda: self._seconds) for _ in range(2)] if self._tries else []
         self._trials += trials
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
         transforms = torch._C._are_functorch_transforms_active
@@ -164,9 +164,6 @@ class Engine:
     def why_left(self) -> list[str]:
         """Why functions of this region are left to eager, one reason each."""
         return [trial.reason for trial in self._trials if trial.reason]
-
-    def _compile_seconds(self) -> float:
-        return self._seconds
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -261,22 +258,30 @@ class Engine:
     def _recover(self, captured: Captured, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
         """A graph raised. If it met sizes that it is not for, another is; else Python runs the state and raises."""
         frames, met = captured.entry_state.state(collected), failure.error
-        state = flat(frames)
         for place in range(MAX_SIZE_VARIANTS):
             if failure.irreversible or not isinstance(met, SizesMissed):
                 break
-            version = captured.others[place] if place < len(captured.others) else None
-            version = version or _native.preserving_state(self._captured_for, captured, place, frames, met.values)
-            values = None if version is None else version.guards.check(state)
-            if version is None or values is None or not version.entry_state.holds(values):
+            version = self._version(captured, place, frames, met.values)
+            if version is None:
                 break
+            plan, values = version
             try:
-                plan = version.plan
                 return plan.finish(values) if isinstance(plan, Return) else drive(self, plan, values)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
             met = failure.error
         return recover(self, captured.entry_state, failure, collected)
+
+    def _version(
+        self, captured: Captured, place: int, frames: list[LiveFrame], sizes: tuple[int, ...]
+    ) -> tuple[Plan, tuple[Any, ...]] | None:
+        """The plan and the inputs of a version for sizes that data told; None where the state fits none."""
+        version = captured.others[place] if place < len(captured.others) else None
+        version = version or _native.preserving_state(self._captured_for, captured, place, frames, sizes)
+        values = None if version is None else version.guards.check(flat(frames))
+        if version is None or values is None or not version.entry_state.holds(values):
+            return None
+        return version.plan, values
 
     def _captured_for(
         self, captured: Captured, place: int, frames: list[LiveFrame], sizes: tuple[int, ...]
@@ -299,14 +304,7 @@ class Engine:
         captured = next((each for each in known if each.plan is plan), None)
         if captured is None or not isinstance(error, SizesMissed) or place >= MAX_SIZE_VARIANTS:
             return None
-        version = captured.others[place] if place < len(captured.others) else None
-        version = version or _native.preserving_state(self._captured_for, captured, place, frames, error.values)
-        values = None if version is None else version.guards.check(flat(frames))
-        return (
-            None
-            if version is None or values is None or not version.entry_state.holds(values)
-            else (version.plan, values)
-        )
+        return self._version(captured, place, frames, error.values)
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""

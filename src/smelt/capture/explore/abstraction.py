@@ -91,7 +91,8 @@ class Abstraction:
         self._policy, self._groups, self._known = policy, groups, known or {}
         self._memo: dict[int, tuple[int, Any]] = {}
         self._alive: list[Any] = []
-        self._codes = {id(const) for frame in frames for const in frame.info.code.co_consts if is_code(const)}
+        constants = [constant for frame in frames for constant in frame.info.code.co_consts]
+        self._codes = {id(constant) for constant in constants if isinstance(constant, types.CodeType)}
         self._group_numbers: dict[int, int] = {}
         parts: list[Any] = []
         self.frames = [self._frame(frame, number, parts) for number, frame in enumerate(frames)]
@@ -245,10 +246,6 @@ def standing_in(
     if small:
         stand_in.__dict__[SMALL_SIZES] = small
     return stand_in
-
-
-def is_code(value: object) -> bool:
-    return isinstance(value, types.CodeType)
 
 
 def _form(key: Any) -> Any:

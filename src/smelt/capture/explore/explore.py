@@ -19,7 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from types import FunctionType
 from typing import Any
 
@@ -130,6 +130,32 @@ class _NotSo(Exception):
         self.error, self.paths = error, paths
 
 
+Symbol = tuple[str, SsaValue, int | None]
+"""Its name, and what it is: a number, or a size of a tensor in a dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A state where some of its sizes and numbers are `known`, which `checks` on `symbols` make sure of.
+
+    `done`: numbers of which 0 and 1 are explored by themselves.
+    """
+
+    node: Node
+    frames: list[LiveFrame]
+    checks: list[Check]
+    symbols: list[Symbol] = field(default_factory=list)
+    known: dict[Path, Known] = field(default_factory=dict)
+    done: frozenset[Path] = frozenset()
+
+    def where(
+        self, known: dict[Path, Known], checks: Sequence[Check] = (), symbols: Sequence[Symbol] = ()
+    ) -> "_Variant":
+        """The part of it where more is known."""
+        checks, symbols = [*self.checks, *checks], [*self.symbols, *symbols]
+        return replace(self, checks=checks, symbols=symbols, known={**self.known, **known})
+
+
 @dataclass(frozen=True, slots=True)
 class _Explored:
     """A step, and the numbers that it makes sizes of."""
@@ -143,6 +169,10 @@ def _is_certain(env: ShapeEnv, formula: Any) -> bool:
     operands = formula.operands
     positive = len(operands) == 1 and isinstance(operands[0], Expression)
     return positive and formula.function in _OF_POSITIVE and bool(env.known(">", operands[0], Expression.of(0)))
+
+
+def _examples(case: Case, *, always: bool) -> dict[Path, Known]:
+    return {path: Known(size, always=always) for group, size in case for path, _, _ in group.places}
 
 
 def make_call(target: Any, args: Any, kwargs: Any) -> Any:
@@ -256,30 +286,32 @@ class _Explorer:
         assert isinstance(make_call, FunctionType)
         return [LiveFrame(make_call, decode(make_call.__code__), 0, [self.function, args, kwargs], [])], values
 
+    def _walk(self, variant: _Variant) -> Abstraction:
+        walk = Abstraction(variant.frames, Policy(), self.groups, variant.known)
+        self.alive.append(walk)
+        return walk
+
     def _for_all_sizes(self, node: Node, frames: list[LiveFrame], checks: list[Check]) -> list[Step]:
         """What a state does: where some sizes are 0 or 1, in the example, and where others are needed for what the code
         relies on."""
-        walk = Abstraction(frames, Policy(), self.groups)
-        self.alive.append(walk)
-        groups = sizes_of(walk, node.values, self.dimensions)
+        variant = _Variant(node, frames, checks)
+        groups = sizes_of(self._walk(variant), node.values, self.dimensions)
         steps: list[Step] = []
         for case in small_cases(groups) if self.smallest == 0 else ():
-            equal, symbols = self._equal(case)
-            known = {path: Known(size, always=True) for group, size in case for path, _, _ in group.places}
+            small = variant.where(_examples(case, always=True), *self._equal(case))
             if node.frames:
                 with self._tentatively(), contextlib.suppress(SmeltError):
-                    steps += self._steps(node, frames, [*checks, *equal], symbols, known)
+                    steps += self._steps(small)
             else:
                 self.is_small = True  # for which operators raise that do not for others, in eager too
-                steps += self._steps(node, frames, [*checks, *equal], symbols, known)
+                steps += self._steps(small)
                 self.is_small = False
-        steps += self._steps(node, frames, checks)
+        steps += self._steps(variant)
         most = len(steps) + _MOST_VARIANTS
         for case in other_examples(groups, steps):
             if len(steps) < most and not any(covers(step, groups, case) for step in steps):
-                known = {path: Known(size, always=False) for group, size in case for path, _, _ in group.places}
                 with self._tentatively() if node.frames else contextlib.nullcontext(), contextlib.suppress(SmeltError):
-                    steps += self._steps(node, frames, checks, [], known)
+                    steps += self._steps(variant.where(_examples(case, always=False)))
         if not self.tentative:
             self._note_sizes_left_out(node, groups, steps)
         return steps
@@ -294,10 +326,10 @@ class _Explorer:
                 self.notes[f"{SOME_SIZES}: a call with {sizes} stops{where}"] = None
                 return
 
-    def _equal(self, case: Case) -> tuple[list[Check], list[tuple[str, SsaValue, int | None]]]:
+    def _equal(self, case: Case) -> tuple[list[Check], list[Symbol]]:
         """Checks that sizes are what they are in a case, and the symbols of those."""
         checks: list[Check] = []
-        symbols: list[tuple[str, SsaValue, int | None]] = []
+        symbols: list[Symbol] = []
         for group, size in case:
             for _, value, dim in group.places:
                 symbol = ShapeEnv().reading(f"size {len(symbols)}", size)
@@ -305,99 +337,70 @@ class _Explorer:
                 symbols.append((symbol.text, value, dim))
         return checks, symbols
 
-    def _steps(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        checks: list[Check],
-        symbols: list[tuple[str, SsaValue, int | None]] | None = None,
-        known: dict[Path, Known] | None = None,
-        done: frozenset[Path] = frozenset(),
-    ) -> list[Step]:
+    def _steps(self, variant: _Variant) -> list[Step]:
         """What a state does: one step, or several where it makes sizes of numbers, of which 0, 1 and negative ones are
-        like no others, and others may be told apart too. `done`: numbers that are others here."""
-        known, symbols = known or {}, symbols or []
-        first = self._first_that_goes_on(node, frames, checks, symbols, known)
+        like no others, and others may be told apart too."""
+        first = self._first_that_goes_on(variant)
         steps: list[Step] = []
         split = list(first.numbers)[: _MOST_SPLIT if len(first.numbers) <= _MOST_SPLIT else 1]
-        others = {path: value for path, value in first.numbers.items() if path not in done}
+        others = {path: value for path, value in first.numbers.items() if path not in variant.done}
         for path in (path for path in split if path in others):
             value = others[path]
             for number in (0, 1):
-                steps += self._where_it_is(node, frames, checks, symbols, known, done, path, value, number)
-            done |= {path}
+                steps += self._where_it_is(variant, path, value, number)
+            variant = replace(variant, done=variant.done | {path})
             if value.is_given and path[-1] != NEGATED:
-                steps += self._where_negative(node, frames, checks, symbols, known, path, value)
+                steps += self._where_negative(variant, path, value)
         steps.append(first.step)
         is_given = any(first.numbers[path].is_given for path in split)
-        sizes, tried = self._example_sizes(node, frames, known) if is_given else {}, 0
+        sizes, tried = self._example_sizes(variant) if is_given else {}, 0
         for examples in itertools.product(EXAMPLES[:_MOST_VARIANTS], repeat=len(split)):
             numbers = {(first.numbers[path], None): example for path, example in zip(split, examples, strict=True)}
             if tried < _MOST_VARIANTS * len(split) and not any(holds(step, sizes | numbers) for step in steps):
                 tried += 1
                 taken = {path: Known(example, always=False) for path, example in zip(split, examples, strict=True)}
                 with self._tentatively(), contextlib.suppress(SmeltError, _NotSo):
-                    steps.append(self._step(node, frames, [*checks], [*symbols], {**known, **taken}).step)
-        self._note_numbers_left_out(node, frames, known, others, steps)
+                    steps.append(self._step(variant.where(taken)).step)
+        self._note_numbers_left_out(variant, others, steps)
         return steps
 
-    def _example_sizes(
-        self, node: Node, frames: list[LiveFrame], known: dict[Path, Known]
-    ) -> dict[tuple[SsaValue, int | None], int]:
+    def _example_sizes(self, variant: _Variant) -> dict[tuple[SsaValue, int | None], int]:
         """The dynamic sizes of a state as it is explored."""
-        walk = Abstraction(frames, Policy(), self.groups, known)
-        self.alive.append(walk)
-        leaves = [(node.values[id(leaf.original)], leaf.stand_in.shape) for leaf in walk.leaves]
-        return {(value, dim): size for value, shape in leaves for dim, size in enumerate(shape)}
+        leaves = self._walk(variant).leaves
+        shapes = [(variant.node.values[id(leaf.original)], leaf.stand_in.shape) for leaf in leaves]
+        return {(value, dim): size for value, shape in shapes for dim, size in enumerate(shape)}
 
-    def _where_negative(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        checks: list[Check],
-        symbols: list[tuple[str, SsaValue, int | None]],
-        known: dict[Path, Known],
-        path: Path,
-        value: SsaValue,
-    ) -> list[Step]:
+    def _where_negative(self, variant: _Variant, path: Path, value: SsaValue) -> list[Step]:
         """What a state does where a number is negative: it goes on in one that has the negative of it, a symbol."""
-        walk = Abstraction(frames, Policy(), self.groups, known)
-        self.alive.append(walk)
+        walk, node = self._walk(variant), variant.node
         values = {id(leaf.stand_in): node.values[id(leaf.original)] for leaf in walk.leaves}
         negated = SsaValue(RegisterKind.LOCAL, f"-{value.name}", value.dtype, (), value.device, is_given=True)
         stand_in = walk.opened[path].negated = standing_in((), value.dtype, value.device)
         values[id(stand_in)] = negated
         self._keep_groups(walk)
-        symbol = ShapeEnv().reading(name_of(value, symbols), -1)
+        symbol = ShapeEnv().reading(name_of(value, variant.symbols), -1)
         check = SizeCheck(SizeGuard("<", Expression.of(symbol)))
         with self._tentatively():
             edge = self._edge(walk.frames, node.ambient, Values(self, values), settle=False)
             graph = each_by(torch.neg, [TensorSpec.of(stand_in)])
-            symbols, checks = [*symbols, (symbol.text, value, None)], [*checks, check]
+            symbols, checks = [*variant.symbols, (symbol.text, value, None)], [*variant.checks, check]
             return [Step(graph, [value], [negated], Goes([edge]), symbols, checks, [], self.extra)]
 
-    def _note_numbers_left_out(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        known: dict[Path, Known],
-        numbers: dict[Path, SsaValue],
-        steps: list[Step],
-    ) -> None:
+    def _note_numbers_left_out(self, variant: _Variant, numbers: dict[Path, SsaValue], steps: list[Step]) -> None:
         """Say for which number that the caller may give there is no step, unless eager raises for it."""
         arguments = {path: value for path, value in numbers.items() if value.is_given}
         if not arguments:
             return
-        sizes, looked_at = self._example_sizes(node, frames, known), 0
+        sizes, looked_at = self._example_sizes(variant), 0
         for case in some_numbers(list(arguments)):
             numbers_here = {(arguments[path], None): number for path, number in case.items()}
             if any(holds(step, sizes | numbers_here) for step in steps):
                 continue
             looked_at += 1
             taken = {path: Known(number, always=True) for path, number in case.items()}
-            if looked_at > _MOST_LOOKED_AT or self._raises(node, frames, {**known, **taken}):
+            if looked_at > _MOST_LOOKED_AT or self._raises(variant.where(taken)):
                 continue
-            where = "" if node.name == _ENTRY else f" at {node.name}"
+            where = "" if variant.node.name == _ENTRY else f" at {variant.node.name}"
             shown = [
                 f"{arguments[path].name.removeprefix('-')} = {-number if path[-1] == NEGATED else number}"
                 for path, number in case.items()
@@ -405,35 +408,24 @@ class _Explorer:
             self.notes[f"{SOME_NUMBERS}: a call with {', '.join(shown)} stops{where}"] = None
             return
 
-    def _raises(self, node: Node, frames: list[LiveFrame], known: dict[Path, Known]) -> bool:
+    def _raises(self, variant: _Variant) -> bool:
         """Whether a state raises where numbers are these."""
         before, self.is_small = self.is_small, True
         try:
             with self._tentatively():
-                return isinstance(self._step(node, frames, [], [], known).step.next, Raise)
+                return isinstance(self._step(variant).step.next, Raise)
         except (SmeltError, _NotSo):
             return False
         finally:
             self.is_small = before
 
-    def _where_it_is(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        checks: list[Check],
-        symbols: list[tuple[str, SsaValue, int | None]],
-        known: dict[Path, Known],
-        done: frozenset[Path],
-        path: Path,
-        value: SsaValue,
-        number: int,
-    ) -> list[Step]:
+    def _where_it_is(self, variant: _Variant, path: Path, value: SsaValue, number: int) -> list[Step]:
         """What a state does where a number is this one; nothing, where that cannot be explored."""
-        symbol = ShapeEnv().reading(name_of(value, symbols), number)
+        symbol = ShapeEnv().reading(name_of(value, variant.symbols), number)
         check = SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(number)))
-        fixed = {**known, path: Known(number, always=True)}
+        known = {path: Known(number, always=True)}
         with self._tentatively(), contextlib.suppress(SmeltError):
-            return self._steps(node, frames, [*checks, check], [*symbols, (symbol.text, value, None)], fixed, done)
+            return self._steps(variant.where(known, [check], [(symbol.text, value, None)]))
         return []
 
     @contextlib.contextmanager
@@ -446,36 +438,21 @@ class _Explorer:
         finally:
             self.tentative, self.extra = before
 
-    def _first_that_goes_on(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        checks: list[Check],
-        symbols: list[tuple[str, SsaValue, int | None]],
-        known: dict[Path, Known],
-    ) -> "_Explored":
+    def _first_that_goes_on(self, variant: _Variant) -> "_Explored":
         """A step, with examples of numbers for which there is one."""
         try:
-            return self._step(node, frames, [*checks], [*symbols], known)
+            return self._step(variant)
         except _NotSo as refused:
             for example in EXAMPLES[1:]:
-                others = {path: Known(example, always=False) for path in refused.paths if path not in known}
+                paths = [path for path in refused.paths if path not in variant.known]
                 try:
-                    return self._step(node, frames, [*checks], [*symbols], {**others, **known})
+                    return self._step(variant.where({path: Known(example, always=False) for path in paths}))
                 except _NotSo:
                     continue
             raise refused.error from None
 
-    def _step(
-        self,
-        node: Node,
-        frames: list[LiveFrame],
-        checks: list[Check],
-        symbols: list[tuple[str, SsaValue, int | None]],
-        known: dict[Path, Known],
-    ) -> "_Explored":
-        walk = Abstraction(frames, Policy(), self.groups, known)
-        self.alive.append(walk)
+    def _step(self, variant: _Variant) -> "_Explored":
+        walk, node = self._walk(variant), variant.node
         values = {id(leaf.stand_in): node.values[id(leaf.original)] for leaf in walk.leaves}
         self._keep_groups(walk)
         recorder = GraphRecorder()
@@ -485,10 +462,12 @@ class _Explorer:
         assert facts is not None
         computation = plan.computation
         if computation.preallocated or facts.own_generators or facts.defers:
-            raise self._refused(plan, "it changes state that an optimizer, a scheduler or a torch.Generator keeps", "")
+            where = plan.record.where if isinstance(plan, Stop) else ""
+            raise self.error("it changes state that an optimizer, a scheduler or a torch.Generator keeps", where=where)
         value_of = Values(self, values)
         inputs = [value_of(collected[place]) for place in computation.arguments]
-        step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [], self.extra)
+        symbols, checks, end = [*variant.symbols], [*variant.checks], Ends([], tree_of(())[0])
+        step = Step(recorder.traced, inputs, [], end, symbols, checks, [], self.extra)
         numbers = self._bind_symbols(step, facts, collected, value_of, walk)
         after = self._own_what_is_written(step, facts, recorder, collected, computation.arguments, values)
         results = recorder.outputs()[: len(facts.views)]
@@ -519,12 +498,8 @@ class _Explorer:
         except SkipFrame as reason:
             frame = frames[-1]
             where = f"{frame.info.code.co_filename}:{frame.instruction.line}"
-            raise SmeltError(
-                "SM060",
-                f"{self.name} cannot be exported: {reason}",
-                where=where,
-                hint="rewrite this part with tensors, lists, dicts and plain loops",
-            ) from None
+            hint = "rewrite this part with tensors, lists, dicts and plain loops"
+            raise self.error(str(reason), hint, where) from None
         collected = captured.guards.check(flat(frames))
         assert collected is not None
         return captured, collected
@@ -548,11 +523,8 @@ class _Explorer:
                 step.written.append(value)
                 continue
             if value.kind is RegisterKind.INPUT:
-                raise SmeltError(
-                    "SM060",
-                    f"{self.name} cannot be exported: it writes to its argument {value.name} in place",
-                    hint="clone the argument first, or keep the tensor as a buffer of the module",
-                )
+                hint = "clone the argument first, or keep the tensor as a buffer of the module"
+                raise self.error(f"it writes to its argument {value.name} in place", hint)
             assert recorder.traced is not None
             append_output(recorder.traced, own_written(recorder.traced, place))
             new = SsaValue(RegisterKind.LOCAL, value.name, value.dtype, value.sizes, value.device)
@@ -566,11 +538,8 @@ class _Explorer:
             return
         is_of_state = group in self.groups_of_state and STAND_IN in tensor.__dict__
         if is_of_state or any(self.groups.get(other) == group for other in values if other != id(tensor)):
-            raise SmeltError(
-                "SM060",
-                f"{self.name} cannot be exported: it writes to a tensor, of which it made a view before a branch",
-                hint="clone the view, or make it after the branch",
-            )
+            hint = "clone the view, or make it after the branch"
+            raise self.error("it writes to a tensor, of which it made a view before a branch", hint)
 
     def _note_alias(
         self,
@@ -597,11 +566,11 @@ class _Explorer:
         """Note what symbols of the graph are; those that are numbers are returned, by where they stand."""
         env, numbers = facts.shape_env, {}
         for formula in env.fixed or [each for each in env.computed if not _is_certain(env, each)]:
-            raise SmeltError("SM060", f"{self.name} cannot be exported: it relies on {formula.text}, a number")
+            raise self.error(f"it relies on {formula.text}, a number")
         for symbol in env.symbols:
             source, what, dim = symbol.origin
             if what == "stride":
-                raise SmeltError("SM060", f"{self.name} cannot be exported: it relies on {symbol.text}")
+                raise self.error(f"it relies on {symbol.text}")
             held = collected[source.index]
             if what != "size":
                 held = held.tensor if held.negated is None else held.negated
@@ -625,11 +594,8 @@ class _Explorer:
             elif leaf is None or type(leaf) in (bool, int, float, str):
                 ends.append(Literal(leaf))
             else:
-                raise SmeltError(
-                    "SM060",
-                    f"{self.name} cannot be exported: it returns a {type(leaf).__qualname__}",
-                    hint="return tensors, numbers and strings, in tuples, lists and dicts",
-                )
+                hint = "return tensors, numbers and strings, in tuples, lists and dicts"
+                raise self.error(f"it returns a {type(leaf).__qualname__}", hint)
         return Ends(ends, tree)
 
     def _follow(
@@ -649,7 +615,7 @@ class _Explorer:
             return following.end
         if isinstance(following, NeedsNumber):
             return self._with_number(plan, frames, ambient, value_of, node, numbers)
-        raise self._refused(plan, plan.record.reason, plan.record.hint)
+        raise self.error(plan.record.reason, plan.record.hint, plan.record.where)
 
     def _with_number(
         self,
@@ -665,7 +631,7 @@ class _Explorer:
         at = [(each.info.code, each.index) for each in frames]
         if at != [(each.info.code, each.index) for each in node.frames]:
             return Goes([self._edge(frames, ambient, value_of, settle=False)])
-        error = self._refused(plan, plan.record.reason, plan.record.hint)
+        error = self.error(plan.record.reason, plan.record.hint, plan.record.where)
         if numbers:
             raise _NotSo(error, tuple(numbers))
         opened = {place for place in self.policy.open if place not in self.policy.closed}
@@ -681,14 +647,9 @@ class _Explorer:
         numbers = [number for number, value in self.inputs.items() if any(value is each for each in values)]
         return {self.arguments.leaves[number].place for number in numbers}
 
-    def _refused(self, plan: Return | Stop, reason: str, hint: str) -> SmeltError:
-        record = plan.record if isinstance(plan, Stop) else None
-        return SmeltError(
-            "SM060",
-            f"{self.name} cannot be exported: {reason}",
-            where="" if record is None else record.where,
-            hint=hint,
-        )
+    def error(self, reason: str, hint: str = "", where: str = "") -> SmeltError:
+        """Why the function cannot be exported."""
+        return SmeltError("SM060", f"{self.name} cannot be exported: {reason}", where=where, hint=hint)
 
     def _edge(self, frames: list[LiveFrame], ambient: Ambient, value_of: Values, settle: bool = True) -> Edge:
         """The way to a state, which is explored if it is new."""

@@ -163,7 +163,7 @@ class _Allocation:
         for node in nodes:
             for step in node.steps:
                 for output in step.outputs:
-                    if output not in self.of and self._is_used(step, output):
+                    if output not in self.of and output in self.needed:
                         self.of[output] = _Register([output])
         self.states: list[TracedState] = []
         self.numbers: dict[int, int] = {}
@@ -220,9 +220,6 @@ class _Allocation:
                 read -= set(node.parameters)
                 if read != self.live[id(node)]:
                     self.live[id(node)], changed = read, True
-
-    def _is_used(self, step: Step, output: SsaValue) -> bool:
-        return output in self.needed
 
     def _coalesce(self, step: Step, edge: Edge) -> None:
         for parameter, argument in zip(edge.target.parameters, edge.arguments, strict=True):

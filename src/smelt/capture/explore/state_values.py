@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from smelt.base.errors import SmeltError
 from smelt.capture.explore.abstraction import STAND_IN
 from smelt.capture.explore.ssa import SsaValue
 from smelt.capture.model.open_numbers import OpenNumber
@@ -42,12 +41,9 @@ class Values:
         if value is not None:
             return value
         if STAND_IN in real.__dict__:
-            name = self._explorer.name
-            raise SmeltError(
-                "SM060",
-                f"{name} cannot be exported: an object that export cannot look into holds a tensor over a branch",
-                hint="keep tensors in variables, lists, tuples, dicts and plain objects",
-            )
+            reason = "an object that export cannot look into holds a tensor over a branch"
+            hint = "keep tensors in variables, lists, tuples, dicts and plain objects"
+            raise self._explorer.error(reason, hint)
         known: dict[int, SsaValue] = self._explorer.given
         if id(real) not in known:
             name = self._explorer.arguments.name_of(real)

@@ -122,27 +122,18 @@ class GuardTree:
 
     def next_attribute(self, kind: type, after: type, name: str) -> Any:
         """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
-        if id(kind) in self.made_classes:
-            return self._next_of_made(kind, after, name)
-        source = self.fixed(kind, qualname_of(kind))
+        is_made, member = id(kind) in self.made_classes, ABSENT
         later = itertools.dropwhile(lambda base: base is not after, mro_of(kind))
         for base in itertools.islice(later, 1, None):
-            if name in class_dict_of(base):
-                member = class_dict_of(base)[name]
-                if is_heap_type(kind):
-                    source.check(("next has", name, after, member))
-                return member
-        if is_heap_type(kind):
-            source.check(("next lacks", name, after))
-        return ABSENT
-
-    def _next_of_made(self, kind: type, after: type, name: str) -> Any:
-        for base in itertools.islice(itertools.dropwhile(lambda base: base is not after, mro_of(kind)), 1, None):
-            if id(base) not in self.made_classes:
+            if is_made and id(base) not in self.made_classes:
                 self.class_attribute(base, name)
             if name in class_dict_of(base):
-                return class_dict_of(base)[name]
-        return ABSENT
+                member = class_dict_of(base)[name]
+                break
+        if is_heap_type(kind) and not is_made:
+            check = ("next lacks", name, after) if member is ABSENT else ("next has", name, after, member)
+            self.fixed(kind, qualname_of(kind)).check(check)
+        return member
 
     def class_name(self, kind: type, name: str = "__name__") -> str:
         """`__name__` or `__qualname__` of a class, as `type` has it."""
@@ -283,41 +274,36 @@ def format_guards(roots: "tuple[GuardNode, ...]", sizes: "SizeFacts | None" = No
 
 def _check_text(check: tuple[Any, ...]) -> str:
     kind, *rest = check
-    if kind == "type":
-        return f"type is {rest[0].__qualname__}"
-    if kind == "is":
-        return f"is {_object_text(rest[0])}"
-    if kind == "tensor":
-        cls, dtype, device, shape, stride, requires_grad = rest
-        dtype = str(dtype).removeprefix("torch.")
-        gradient = ", requires grad" if requires_grad else ""
-        shape, stride = ([size if size is not None else "any" for size in sizes] for sizes in (shape, stride))
-        layout = f"[{', '.join(map(str, shape))}] stride [{', '.join(map(str, stride))}]"
-        return f"{cls.__name__} {dtype}{layout} on {device}{gradient}"
-    if kind == "calls":
-        return f"== {plain_text(rest[1])}"
-    if kind == "class has":
-        return f"{rest[0]} is {_object_text(rest[1])}"
-    if kind == "class lacks":
-        return f"has no {rest[0]}"
-    if kind == "method":
-        return f"{rest[0]} is a method of its class"
-    if kind == "predicate":
-        return "unchanged"
-    if kind == "subclass":
-        return f"is {'a' if rest[1] else 'no'} subclass of {_object_text(rest[0])}"
-    if kind == "unregistered":
-        return f"is not registered with {_object_text(rest[0])}"
-    if kind == "next has":
-        return f"super().{rest[0]} after {_object_text(rest[1])} is {_object_text(rest[2])}"
-    if kind == "next lacks":
-        return f"super() after {_object_text(rest[1])} has no {rest[0]}"
-    if kind == "of class":
-        return f"{_object_text(rest[0])} unchanged"
-    return " ".join([kind, *map(plain_text, rest)])
+    return _CHECK_TEXTS[kind](*rest) if kind in _CHECK_TEXTS else " ".join([kind, *map(plain_text, rest)])
+
+
+def _tensor_text(cls: type, dtype: Any, device: Any, shape: Any, stride: Any, requires_grad: bool) -> str:
+    dtype = str(dtype).removeprefix("torch.")
+    gradient = ", requires grad" if requires_grad else ""
+    shape, stride = ([size if size is not None else "any" for size in sizes] for sizes in (shape, stride))
+    layout = f"[{', '.join(map(str, shape))}] stride [{', '.join(map(str, stride))}]"
+    return f"{cls.__name__} {dtype}{layout} on {device}{gradient}"
 
 
 def _object_text(value: object) -> str:
     if is_a(value, _NAMED):
         return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", None))
     return repr(value) if isinstance(value, str | int | float | None) else f"one {type(value).__name__}"
+
+
+_CHECK_TEXTS: dict[str, Callable[..., str]] = {
+    "type": lambda cls: f"type is {cls.__qualname__}",
+    "is": lambda real: f"is {_object_text(real)}",
+    "tensor": _tensor_text,
+    "calls": lambda function, answer: f"== {plain_text(answer)}",
+    "class has": lambda name, member: f"{name} is {_object_text(member)}",
+    "class lacks": lambda name: f"has no {name}",
+    "method": lambda name: f"{name} is a method of its class",
+    "predicate": lambda function: "unchanged",
+    "subclass": lambda base, answer: f"is {'a' if answer else 'no'} subclass of {_object_text(base)}",
+    "unregistered": lambda base: f"is not registered with {_object_text(base)}",
+    "next has": lambda name, cls, member: f"super().{name} after {_object_text(cls)} is {_object_text(member)}",
+    "next lacks": lambda name, cls: f"super() after {_object_text(cls)} has no {name}",
+    "of class": lambda function, answer: f"{_object_text(function)} unchanged",
+}
+"""By the kind of a check; any other is its kind and what it expects."""

@@ -750,8 +750,7 @@ def _store_factory(interp: Interpreter, target: Mapping, name: str, value: Value
     """`target.default_factory = value`, of a defaultdict that the captured code made."""
     if name != "default_factory":
         raise Missing(target, name)
-    before = target.factory
-    interp.on_rollback(lambda: setattr(target, "factory", before))
+    interp.put_back_later(target, "factory")
     target.factory = None if isinstance(value, Constant) and value.value is None else value
 
 

@@ -199,13 +199,19 @@ def told_operands(interp: Interpreter, target: Any, args: list[Value]) -> list[V
 
 
 def with_told(interp: Interpreter, value: Any) -> Any:
-    if isinstance(value, DeferredScalar):
-        return told(interp, value)
+    return _with_numbers(value, DeferredScalar, lambda number: told(interp, number))
+
+
+def _with_numbers(value: Any, kind: type[DeferredScalar], convert: Callable[[Any], Value]) -> Any:
+    """A value with the deferred numbers in it, those in slices and sequences too, as `convert` has them."""
+    if isinstance(value, kind):
+        return convert(value)
     if isinstance(value, Slice):
-        parts = [with_told(interp, part) for part in (value.start, value.stop, value.step)]
-        return value if all(map(operator.is_, parts, (value.start, value.stop, value.step))) else Slice(*parts)
-    if isinstance(value, Sequence) and any(isinstance(item, DeferredScalar | Slice) for item in value.raw_items):
-        return Sequence(value.kind, [with_told(interp, item) for item in value.items])
+        ends = (value.start, value.stop, value.step)
+        parts = [_with_numbers(end, kind, convert) for end in ends]
+        return value if all(map(operator.is_, parts, ends)) else Slice(*parts)
+    if isinstance(value, Sequence) and any(isinstance(item, kind | Slice) for item in value.raw_items):
+        return Sequence(value.kind, [_with_numbers(item, kind, convert) for item in value.items])
     return value
 
 
@@ -417,14 +423,7 @@ def _beside(interp: Interpreter, tensor: Tensor, value: Value) -> Value:
 
 def in_symbols(interp: Interpreter, value: Any) -> Any:
     """A value with the open numbers in it as symbols."""
-    if isinstance(value, OpenScalar):
-        return _symbol(interp, value)
-    if isinstance(value, Slice):
-        parts = [in_symbols(interp, part) for part in (value.start, value.stop, value.step)]
-        return value if all(map(operator.is_, parts, (value.start, value.stop, value.step))) else Slice(*parts)
-    if isinstance(value, Sequence) and any(isinstance(item, OpenScalar | Slice) for item in value.raw_items):
-        return Sequence(value.kind, [in_symbols(interp, item) for item in value.raw_items])
-    return value
+    return _with_numbers(value, OpenScalar, lambda number: _symbol(interp, number))
 
 
 def _symbol(interp: Interpreter, value: OpenScalar) -> Value:

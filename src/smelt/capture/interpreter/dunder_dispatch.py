@@ -216,13 +216,8 @@ def _ask_comparison(
         if not isinstance(answer, Constant):
             raise refused
         return Constant(not answer.value)
-    if not _is_python(receiver) or method in _BY_IDENTITY or method is static_object_method(symbol):
-        return None  # a builtin, of another class than the argument: it knows nothing of it
+    if not _is_python(receiver) or method in _BY_IDENTITY or method is getattr(object, COMPARISONS[symbol]):
+        return None  # `object`, or a builtin of another class than the argument: it knows nothing of it
     if kind is types.BuiltinFunctionType and python_type(argument) is not kind:
         return None
     raise refused
-
-
-def static_object_method(symbol: str) -> Any:
-    """What `object` itself says to a comparison: nothing."""
-    return getattr(object, COMPARISONS[symbol])

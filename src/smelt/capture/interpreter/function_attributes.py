@@ -142,10 +142,6 @@ def _closure(interp: Interpreter, function: Function) -> Value:
     return Sequence(tuple, cells) if cells else _NONE
 
 
-def _globals(interp: Interpreter, function: Function) -> Value:
-    return interp.externals.value(function.globals.names, function.globals.source)
-
-
 _READ: dict[str, Any] = {
     "__name__": lambda interp, function: Constant(function.info.code.co_name),
     "__qualname__": lambda interp, function: Constant(function.qualname),
@@ -156,7 +152,7 @@ _READ: dict[str, Any] = {
     "__kwdefaults__": lambda interp, function: function.keyword_defaults or _NONE,
     "__code__": lambda interp, function: Constant(function.info.code),
     "__closure__": _closure,
-    "__globals__": _globals,
+    "__globals__": lambda interp, function: interp.externals.value(function.globals.names, function.globals.source),
     "__type_params__": lambda interp, function: Sequence(tuple, []),
 }
 if not hasattr(types.FunctionType, "__type_params__"):  # before 3.12

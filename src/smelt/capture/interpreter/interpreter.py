@@ -36,6 +36,7 @@ from smelt.capture.model.values import (
     Constant,
     DeferredScalar,
     Deque,
+    Distributed,
     ExceptionValue,
     Function,
     Generator,
@@ -52,15 +53,16 @@ from smelt.capture.model.values import (
     Slice,
     Tensor,
     Value,
+    Wrapper,
     ZippedIterator,
     describe,
-    has_wrappers,
+    has_any,
     is_constant,
     own_operators,
     python_type,
     stands_for_key,
 )
-from smelt.capture.tape.distributed import call_distributed, has_distributed
+from smelt.capture.tape.distributed import call_distributed
 from smelt.capture.tape.tape import Tape
 from smelt.device.host_library import on_host
 from smelt.meta.recurrent_layers import BY_CUDNN
@@ -508,8 +510,7 @@ class Interpreter:
         self._count_removal(value)
 
     def _count_removal(self, value: Mapping) -> None:
-        removals = value.removals
-        self._undo.append(lambda: setattr(value, "removals", removals))
+        self.put_back_later(value, "removals")
         value.removals += 1
 
     def before_setitem(self, value: Sequence | Mapping, key: Any) -> None:
@@ -549,49 +550,42 @@ class Interpreter:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
         self._note_write(value, is_display)
         if isinstance(value, Generator):
-            frame, done = value.frame, value.done
-            index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled
-
-            def restore() -> None:
-                value.done, frame.index, frame.slots, frame.stack = done, index, slots, stack
-                frame.handled = handled
-
-            self._undo.append(restore)
+            frame = value.frame
+            self.put_back_later(value, "done")
+            self.put_back_later(frame, "index", "handled", slots=frame.slots.copy(), stack=frame.stack.copy())
         elif isinstance(value, ExceptionValue):
-            names = ("args", "cause", "context", "suppresses", "places", "details")
-            before = {name: getattr(value, name) for name in names}
-            self._undo.append(lambda: value.restore(before))
+            self.put_back_later(value, "args", "cause", "context", "suppresses", "places", "details")
             self.before_mutation(value.members)
         elif isinstance(value, Instance):
             self.before_mutation(value.members)
         elif isinstance(value, Function):
-            overrides = value.overrides.copy()
-            self._undo.append(lambda: setattr(value, "overrides", overrides))
+            self.put_back_later(value, overrides=value.overrides.copy())
         elif isinstance(value, Cell):
             if value.frozen:
                 raise Unsupported("B005", "a variable that a hook uses")
-            contents = value.contents
-            self._undo.append(lambda: setattr(value, "contents", contents))
+            self.put_back_later(value, "contents")
         elif isinstance(value, Iterator):
-            state = value.position, value.size, value.done
-            self._undo.append(lambda: value.restore(*state))
+            self.put_back_later(value, "position", "size", "done")
         elif isinstance(value, ZippedIterator):
-            position = value.position
-            self._undo.append(lambda: setattr(value, "position", position))
+            self.put_back_later(value, "position")
         elif isinstance(value, Deque):
-            items, changes = value.raw_items.copy(), value.changes
-            self._undo.append(lambda: setattr(value, "changes", changes))
-            self._undo.append(lambda: setattr(value, "raw_items", items))
+            self.put_back_later(value, "changes", raw_items=value.raw_items.copy())
         elif isinstance(value, Sequence):
-            raw_items = value.raw_items.copy()
-            self._undo.append(lambda: setattr(value, "raw_items", raw_items))
+            self.put_back_later(value, raw_items=value.raw_items.copy())
         else:
-            items = value.items.copy()
-            self._undo.append(lambda: setattr(value, "items", items))
+            self.put_back_later(value, items=value.items.copy())
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        """What to do should the instruction that is being interpreted turn out to end the graph."""
-        self._undo.append(undo)
+    def put_back_later(self, target: Any, *names: str, **parts: Any) -> None:
+        """Should the instruction that is being interpreted end the graph, undo changes of an object's attributes: those
+        named are what they are now, and `parts` what they are here."""
+        for name in names:
+            parts[name] = getattr(target, name)
+
+        def put_back() -> None:
+            for name, part in parts.items():
+                setattr(target, name, part)
+
+        self._undo.append(put_back)
 
     def replace_tensor(self, value: Tensor, other: Tensor) -> None:
         """From now on a tensor is what another is: whoever holds it, holds that."""
@@ -693,9 +687,9 @@ class Interpreter:
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
         self.tape.callers = self._callers() if wanted("graph") else ()
-        if self.wrapper_call is not None and has_wrappers((*args, *kwargs.values())):
+        if self.wrapper_call is not None and has_any(Wrapper, (*args, *kwargs.values())):
             return self.wrapper_call(self, method(target) if opcode == "call_method" else target, args, kwargs)
-        if has_distributed(args) or (kwargs and has_distributed(kwargs.values())):
+        if has_any(Distributed, (*args, *kwargs.values())):
             function = method(target) if opcode == "call_method" else target
             result = call_distributed(self.tape, function, tuple(args), kwargs or {})
             return self.externals.fixed(result.value) if isinstance(result, Object) else result

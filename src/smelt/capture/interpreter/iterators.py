@@ -4,9 +4,10 @@ for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), 
 """
 
 import functools
+import itertools
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator as IteratorABC
 from typing import Any
 
 from smelt.capture.interpreter.dict_keys import key_value
@@ -21,6 +22,7 @@ from smelt.capture.model.container_changes import same_keys
 from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import GIVEN, Call, made_of_given, remade
+from smelt.capture.model.source import predicate
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     Constant,
@@ -83,35 +85,23 @@ def items_in_order(interp: Interpreter, value: Set) -> list[Any]:
     if value.ordered or len(value.items) < 2:
         return list(value.items)
     if value.source is not None and value.calls.before is None and value.calls.name == "given":
-        value.source.check(("predicate", _has_order(value.order)))
+        has_order = functools.partial(_yields, value.order)
+        value.source.check(predicate(has_order, "yielding its items in the order it had"))
         return list(value.order)
     general = made_of_given(value.calls) if value.source is None and interp.is_plain(value) else None
     if general is None:
         raise Unsupported("B009", describe(value))
     calls, external = general
     order = tuple(remade(calls, {GIVEN: external.real}))
-    external.source.check(("predicate", _makes_order(calls, order)))
+    makes_order = functools.partial(_makes, calls, order)
+    external.source.check(predicate(makes_order, "making a set whose items are in the order they had"))
     interp.tree.why_not_persist = "the order of a set made of another"
     return list(order)
-
-
-def _has_order(order: tuple[Any, ...]) -> Callable[[Any], bool]:
-    """The guard that a set yields its items in this order."""
-    same = functools.partial(_yields, order)
-    same.__qualname__ = "yielding its items in the order it had"  # type: ignore[attr-defined]
-    return same
 
 
 def _yields(order: tuple[Any, ...], real: Any) -> bool:
     base: Any = set if is_a(real, set) else frozenset
     return same_keys(tuple(base.__iter__(real)), order)
-
-
-def _makes_order(call: Call, order: tuple[Any, ...]) -> Callable[[Any], bool]:
-    """The guard that the set which these calls make of one yields its items in this order."""
-    same = functools.partial(_makes, call, order)
-    same.__qualname__ = "making a set whose items are in the order they had"  # type: ignore[attr-defined]
-    return same
 
 
 def _makes(call: Call, order: tuple[Any, ...], real: Any) -> bool:
@@ -452,8 +442,11 @@ def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
     """The first items of an iterable, no more than `most`: whoever takes it apart looks no further."""
     if isinstance(value, Sequence):
         return interp.externals.items(value)
+    return list(itertools.islice(each_item(interp, value), most))
+
+
+def each_item(interp: Interpreter, value: Value) -> IteratorABC[Value]:
+    """What an iterable yields, one after the other: who asks no further has asked it no further."""
     source = interp.now(iterator(interp, value))
-    items: list[Value] = []
-    while len(items) < most and (item := advance(interp, source)) is not None:
-        items.append(item)
-    return items
+    while (item := advance(interp, source)) is not None:
+        yield item

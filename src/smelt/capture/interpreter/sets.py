@@ -8,7 +8,7 @@ from typing import Any
 
 from smelt.capture.interpreter.dict_keys import item_key, key_value, sought_key
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, drain, iterator
+from smelt.capture.interpreter.iterators import drain, each_item
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.reachable_values import reachable
 from smelt.capture.model.set_order import ITSELF, NOTHING, Call, Items, changed, formed, given_in, made, remade
@@ -31,11 +31,9 @@ _NONE = Constant(None)
 
 def new_set(interp: Interpreter, kind: type, argument: Value | None = None) -> Value:
     """`set(argument)` or `frozenset(argument)`."""
-    if argument is None:
-        return Set(set(), kind, NOTHING if kind is set else Call("frozenset", ()), ordered=True)
     if kind is frozenset and isinstance(argument, Set) and argument.kind is frozenset:
         return argument
-    return _new(interp, kind, kind.__name__, [argument])
+    return own_set(interp, kind, argument)
 
 
 def own_set(interp: Interpreter, kind: type, argument: Value | None) -> Set:
@@ -73,7 +71,8 @@ def change(interp: Interpreter, name: str, receiver: Set, args: list[Value]) -> 
     elif name in ("update", "difference_update"):
         for value in args:
             if _may_look(value):
-                _change_in_turn(interp, "add" if name == "update" else "discard", receiver, value)
+                for item in each_item(interp, value):
+                    change_item(interp, "add" if name == "update" else "discard", receiver, item)
             else:
                 change(interp, name, receiver, [value])
     elif len(args) == 1:
@@ -99,12 +98,6 @@ def _held_set(interp: Interpreter, value: Value) -> Value:
     return value.contents if isinstance(value, Instance) and isinstance(value.contents, Set) else value
 
 
-def _change_in_turn(interp: Interpreter, name: str, receiver: Set, value: Value) -> None:
-    source = interp.now(iterator(interp, value))
-    while (item := advance(interp, source)) is not None:
-        change_item(interp, name, receiver, item)
-
-
 def is_disjoint(interp: Interpreter, ours: set[Any], value: Value) -> bool:
     """`ours.isdisjoint(value)`: asked no further than to the first that both hold."""
     return not _any_item(interp, value, lambda key: key in ours)
@@ -126,11 +119,7 @@ def _any_item(interp: Interpreter, value: Value, holds: Callable[[Any], bool]) -
     value = _held_set(interp, value)
     if isinstance(value, Set):
         return any(map(holds, value.items))
-    source = interp.now(iterator(interp, value))
-    while (item := advance(interp, source)) is not None:
-        if holds(item_key(interp, item)):
-            return True
-    return False
+    return any(holds(item_key(interp, item)) for item in each_item(interp, value))
 
 
 def add_all(interp: Interpreter, receiver: Set, value: Value) -> None:

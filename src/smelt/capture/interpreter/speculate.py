@@ -21,12 +21,14 @@ from smelt.base.torch_originals import BASE, method
 from smelt.capture.guards.dynamic_sizes import read_size
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.source import predicate
 from smelt.capture.model.values import Number, Tensor, Value
 from smelt.capture.tape.tape import Tape
 from smelt.symbolic.expressions import Expression
 from smelt.symbolic.symnode import Formula, meaning
 
 _MAX_NODES = 24
+_DECIDED = "the way a number decided that is computed from it"
 
 
 def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Value, right: Value) -> bool:
@@ -77,12 +79,7 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
             raise
         except Exception as error:  # of a tensor without data, or a device that failed: for the program's own line
             raise Unsupported("B003", f"a number that cannot be computed now: {error}") from None
-
-    def is_same(tensor: Any) -> bool:
-        return answer(tensor) is now
-
-    is_same.__qualname__ = "the way a number decided that is computed from it"
-    source.check(("predicate", is_same))
+    source.check(predicate(lambda tensor: answer(tensor) is now, _DECIDED))
     interp.externals.relied_data[source] = None
     return now
 
@@ -120,8 +117,7 @@ def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -
             return False
         return type(current) is type(now) and bool(current == now)
 
-    is_same.__qualname__ = "the way a number decided that is computed from it"
-    source.check(("predicate", is_same))
+    source.check(predicate(is_same, _DECIDED))
     interp.externals.sizes.shape_env.decisions[is_same] = (function, tuple(sides), now)
     return now
 

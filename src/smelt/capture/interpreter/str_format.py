@@ -205,7 +205,7 @@ def _own_wording(value: Value) -> frozenset[str]:
     return own_operators(type(member)) if isinstance(member, enum.Enum) else frozenset()
 
 
-def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
+def formatted(interp: Interpreter, value: Value, spec: str = "") -> Value:
     """`format(value, spec)`."""
     if "__format__" in _own_wording(value):
         raise Unsupported("B002", f"formatting of {describe(value)}")

@@ -78,7 +78,7 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
             fits = fake.dim() and tensor.fake.dim() >= dim + fake.dim()
             if not fits or not all(map(surely_equal, fake.shape, tensor.fake.shape[dim:])):
                 return key  # PyTorch says what is wrong
-            positions += _positions(interp, item)
+            positions += _found_once(interp, item)[1]
             dim += fake.dim()
             continue
         extent = _extent(item)
@@ -89,13 +89,8 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
     return Sequence(tuple, positions)
 
 
-def _positions(interp: Interpreter, mask: Tensor) -> list[Value]:
-    """Where a mask is true, a vector for each of its dimensions; found once for all uses of a mask."""
-    return [*_found_once(interp, mask)[1]]
-
-
 def _found_once(interp: Interpreter, mask: Tensor) -> tuple[Value, list[Value]]:
-    """`mask.nonzero()`, and its columns."""
+    """`mask.nonzero()`, and its columns: a vector for each dimension of the mask. Once for all uses of it."""
     assert interp.tape.data_sizes is not None
     known = interp.tape.data_sizes.positions
     fake, version, entry = known.get(id(mask.fake), (None, 0, []))

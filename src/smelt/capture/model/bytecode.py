@@ -2,9 +2,8 @@
 
 A code object → `CodeInfo`: instructions with their prefixes folded in (EXTENDED_ARG, KW_NAMES, PRECALL), absolute jump
 targets, the exception table, and which locals are live before each instruction. What differs between Python versions
-is decided here, in `_RENAMED` and `_reader`, so that the rest of capture knows one form; `ONLY_IN` lists what is
-left of the differences, and `UNSUPPORTED` what is not followed in any version. tests/versions holds both to every
-instruction that each Python has.
+is decided here, in `_RENAMED` and `_reader`, so that the rest of capture knows one form. tests/versions lists
+what is left of the differences, and what is not followed in any version.
 
     3.11  KW_NAMES 3 / PRECALL 2 / CALL 2           →  CALL  arg=2  keywords=("dim",)   offset of KW_NAMES
     3.13  LOAD_CONST ("dim",) / CALL_KW 2           →  CALL_KW arg=2
@@ -106,29 +105,6 @@ _RENAMED: dict[str, str] = {
         for what in ("TRUE", "FALSE", "NONE", "NOT_NONE")
     },
 }
-
-ONLY_IN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "LOAD_CLASSDEREF"), ("3.11",)),
-    "PREP_RERAISE_STAR": ("3.11",),  # later versions have CALL_INTRINSIC_2, which is read as the same
-    "FORMAT_VALUE": ("3.11", "3.12"),
-    **dict.fromkeys(("RETURN_CONST", "BINARY_SLICE", "STORE_SLICE", "LOAD_SUPER_ATTR"), ("3.12", "3.13")),
-    **dict.fromkeys(("END_FOR", "END_SEND", "STOPITERATION_ERROR", "LOAD_FAST_AND_CLEAR"), ("3.12", "3.13")),
-    "CLEANUP_THROW": ("3.12", "3.13"),
-    **dict.fromkeys(("LOAD_LOCALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), ("3.12", "3.13")),
-    **dict.fromkeys(("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"), ("3.13",)),
-    **dict.fromkeys(("CONVERT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"), ("3.13",)),
-    **dict.fromkeys(("CALL_KW", "TO_BOOL", "SET_FUNCTION_ATTRIBUTE"), ("3.13",)),
-}
-"""Instructions that not every version has, of those that are followed."""
-
-UNSUPPORTED: dict[str, str] = {
-    **dict.fromkeys(("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR"), "async: left alone"),
-    **dict.fromkeys(("BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"), "async: left alone"),
-    **dict.fromkeys(("IMPORT_STAR", "PRINT_EXPR"), "bodies of modules"),
-    **dict.fromkeys(("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"), "type parameters, async, bodies of modules"),
-    **dict.fromkeys(("INTERPRETER_EXIT", "EXIT_INIT_CHECK", "ENTER_EXECUTOR", "RESERVED"), "CPython's own, in no code"),
-}
-"""Instructions that are not followed, with where they come from: there the graph ends, or capture does not begin."""
 
 # 3.12: instructions of their own before, or not needed
 _INTRINSICS = {3: "STOPITERATION_ERROR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}

@@ -2,12 +2,12 @@
 
 import functools
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 import torch
 
+from smelt.capture.model.source import predicate
 from smelt.capture.model.values import Cell, Constant, LazyItem, Mapping, Set, Slots
 
 
@@ -18,15 +18,9 @@ def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
         return ("keys", keys)
     if not keys and not mapping.inside:
         return ("length", 0)
-    return ("predicate", _same_keys(keys, mapping.kind))  # the dict below an OrderedDict has an order of its own
-
-
-def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
-    same = functools.partial(_has_keys, kind, keys)
-    tensors = any(isinstance(key, torch.Tensor) for key in keys)
-    # As it reads where a recompile is explained.
-    same.__qualname__ = f"having the {len(keys)} keys it had" if tensors else f"having the keys {keys!r}"  # type: ignore[attr-defined]
-    return same
+    text = f"having the {len(keys)} keys it had" if tensors else f"having the keys {keys!r}"
+    # The dict below an OrderedDict has an order of its own.
+    return predicate(functools.partial(_has_keys, mapping.kind, keys), text)
 
 
 def _has_keys(kind: Any, keys: tuple[Any, ...], real: Any) -> bool:

@@ -101,6 +101,12 @@ class Source:
         return built[self]
 
 
+def predicate(holds: Any, text: str) -> Check:
+    """The check that a function of the object returns true. `text`: as it reads where a recompile is explained."""
+    holds.__qualname__ = text
+    return ("predicate", holds)
+
+
 def identity_of(parts: tuple[Any, ...]) -> Any:
     """A dict key for an accessor or check: objects by identity, so that `1`, `1.0` and `True` stay apart."""
     if len(parts) == 2 and type(parts[1]) is str:

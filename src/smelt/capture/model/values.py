@@ -389,10 +389,6 @@ class Iterator(Value):
     removals: int = 0  # of a dict, when the loop began
     watched: "Mapping | None" = None  # the dict whose items, listed backwards, it goes over
 
-    def restore(self, position: int, size: int | None, done: bool) -> None:
-        """Put back what was noted before a step."""
-        self.position, self.size, self.done = position, size, done
-
 
 @dataclass(slots=True, eq=False)
 class ZippedIterator(Value):
@@ -505,9 +501,10 @@ class Wrapper(Instance):
     outer: Any = None
 
 
-def has_wrappers(values: Any) -> bool:
+def has_any(kind: type[Value], values: Any) -> bool:
+    """Whether there is a value of this class among values, or in sequences among them."""
     return any(
-        isinstance(each, Wrapper) or (isinstance(each, Sequence) and has_wrappers(each.raw_items)) for each in values
+        isinstance(each, kind) or (isinstance(each, Sequence) and has_any(kind, each.raw_items)) for each in values
     )
 
 
@@ -529,11 +526,6 @@ class ExceptionValue(Instance):
     suppresses: bool = False
     places: tuple[Place, ...] = ()
     details: dict[str, Value] = field(default_factory=dict)
-
-    def restore(self, parts: dict[str, Any]) -> None:
-        """Put back what was noted before a change."""
-        for name, part in parts.items():
-            setattr(self, name, part)
 
 
 @dataclass(slots=True, eq=False)

@@ -194,11 +194,6 @@ def _load_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
     frame.stack.append(Set.constant(constant) if type(constant) is frozenset else interp.wrap_plain(constant))
 
 
-@handles("LOAD_ASSERTION_ERROR")
-def _load_assertion_error(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(interp.externals.fixed(AssertionError))
-
-
 @handles("LOAD_METHOD")
 def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     receiver = frame.stack.pop()
@@ -256,16 +251,6 @@ def _import_from(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 # the stack
 
 
-@handles("POP_TOP")
-def _pop_top(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.pop()
-
-
-@handles("PUSH_NULL")
-def _push_null(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(NULL)
-
-
 @handles("COPY")
 def _copy(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(frame.stack[-instruction.arg])
@@ -283,6 +268,9 @@ _CONVERSIONS = ("", "__str__", "__repr__", "__ascii__")
 
 # What takes operands from the stack, the deepest first, and leaves what comes of them: how many, and what that is.
 _YIELDS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "PUSH_NULL": (0, lambda interp, at: NULL),
+    "LOAD_ASSERTION_ERROR": (0, lambda interp, at: interp.externals.fixed(AssertionError)),
+    "RETURN_GENERATOR": (0, lambda interp, at: Constant(None)),  # it exists already; its first `next` sends this
     "LOAD_ATTR": (1, lambda interp, at, owner: attribute(interp, owner, at.value)),
     "BINARY_OP": (2, lambda interp, at, *both: binary(interp, at.value, *both)),
     **dict.fromkeys(UNARY, (1, lambda interp, at, value: unary(interp, at.name, value))),
@@ -306,6 +294,9 @@ def _negated(interp: Interpreter, value: Value) -> Value:
 
 # The same where nothing comes of them.
 _DOES: dict[str, tuple[int, Callable[..., object]]] = {
+    "POP_TOP": (1, lambda interp, at, value: None),
+    "RETURN_VALUE": (1, lambda interp, at, value: interp.leave(value)),
+    "RETURN_CONST": (0, lambda interp, at: interp.leave(interp.wrap_plain(at.value))),  # 3.12
     "STORE_ATTR": (2, lambda interp, at, value, owner: store_attribute(interp, owner, at.value, value)),
     "DELETE_ATTR": (1, lambda interp, at, owner: delete_attribute(interp, owner, at.value)),
     "STORE_SUBSCR": (3, lambda interp, at, value, container, key: store_subscript(interp, container, key, value)),
@@ -384,21 +375,6 @@ def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruc
     frame.stack.append(Mapping(dict(zip(keys, take(frame, instruction.arg), strict=True))))
 
 
-@handles("LIST_APPEND")
-def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = frame.stack.pop()
-    target: Any = frame.stack[-instruction.arg]
-    interp.before_append(target, is_display=True)
-    target.items.append(value)
-
-
-@handles("SET_ADD")
-def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = frame.stack.pop()
-    target: Any = frame.stack[-instruction.arg]
-    change_item(interp, "add", target, value)
-
-
 @handles("MAP_ADD")
 def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     key, value = take(frame, 2)
@@ -408,37 +384,46 @@ def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
     target.items[real] = value
 
 
-@handles("LIST_EXTEND")
-def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = frame.stack.pop()
+def _append(interp: Interpreter, target: Any, value: Value) -> None:
+    interp.before_append(target, is_display=True)
+    target.items.append(value)
+
+
+def _extend(interp: Interpreter, target: Any, items: Value) -> None:
     _refuse_to_spread(items)
-    target: Any = frame.stack[-instruction.arg]
     interp.before_append(target, is_display=True)
     drain(interp, items, target.raw_items, hinted=True)
+
+
+def _update(interp: Interpreter, target: Any, other: Value, *, merges: bool = False) -> None:
+    items = mapped(interp, other)
+    if merges and set(items) & set(target.items):
+        raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
+    interp.before_mutation(target, is_display=True)
+    target.items.update(items)
+
+
+# What puts the top of the stack into a container further down.
+_FILLS: dict[str, Callable[[Interpreter, Any, Value], object]] = {
+    "LIST_APPEND": _append,
+    "LIST_EXTEND": _extend,
+    "SET_ADD": lambda interp, target, value: change_item(interp, "add", target, value),
+    "SET_UPDATE": add_all,
+    "DICT_UPDATE": _update,
+    "DICT_MERGE": lambda interp, target, other: _update(interp, target, other, merges=True),
+}
+
+
+@handles(*_FILLS)
+def _fill(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = frame.stack.pop()
+    _FILLS[instruction.name](interp, frame.stack[-instruction.arg], value)
 
 
 def _refuse_to_spread(value: Value) -> None:
     """`*value` of what is no iterable: Python has words of its own for it."""
     if isinstance(lacking(value, "__iter__"), Raised):
         raise Unsupported("B019", f"TypeError: * of {describe(value)}")
-
-
-@handles("SET_UPDATE")
-def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    other = frame.stack.pop()
-    target: Any = frame.stack[-instruction.arg]
-    add_all(interp, target, other)
-
-
-@handles("DICT_UPDATE", "DICT_MERGE")
-def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    other = frame.stack.pop()
-    target: Any = frame.stack[-instruction.arg]
-    items = mapped(interp, other)
-    if instruction.name == "DICT_MERGE" and set(items) & set(target.items):
-        raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
-    interp.before_mutation(target, is_display=True)
-    target.items.update(items)
 
 
 def _refuse_to_unpack(value: Value) -> None:
@@ -551,21 +536,6 @@ def _open_for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) 
     else:
         frame.stack.pop()
         frame.jump(instruction.target)
-
-
-@handles("RETURN_VALUE")
-def _return_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    interp.leave(frame.stack.pop())
-
-
-@handles("RETURN_CONST")
-def _return_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    interp.leave(interp.wrap_plain(instruction.value))
-
-
-@handles("RETURN_GENERATOR")
-def _return_generator(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Constant(None))  # the generator exists already; this is what its first `next` sends
 
 
 @handles("YIELD_VALUE")

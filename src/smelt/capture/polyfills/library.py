@@ -194,51 +194,44 @@ def _pairwise(source: Iterator[Any]) -> Iterator[Any]:
 
 
 def combinations(iterable: Iterable[Any], r: int) -> Iterator[Any]:
-    pool = tuple(iterable)
-    if r < 0:
-        raise ValueError("r must be non-negative")
-    return _combinations(pool, r, 0)
+    return _combinations(*_pool(iterable, r))
 
 
-def _combinations(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
-    if r == 0:
-        yield ()
-        return
-    for position in range(start, len(pool)):
-        for rest in _combinations(pool, r - 1, position + 1):
-            yield (pool[position], *rest)
+def _combinations(pool: tuple[Any, ...], r: int) -> Iterator[Any]:
+    yield from _chosen(pool, r, lambda pool, place: pool[place + 1 :])
 
 
 def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[Any]:
-    pool = tuple(iterable)
-    if r is not None and r < 0:
-        raise ValueError("r must be non-negative")
-    return _permutations(pool, len(pool) if r is None else r)
+    return _permutations(*_pool(iterable, r))
 
 
 def _permutations(pool: tuple[Any, ...], r: int) -> Iterator[Any]:
-    if r == 0:
-        yield ()
-        return
-    for position in range(len(pool)):
-        for rest in _permutations(pool[:position] + pool[position + 1 :], r - 1):
-            yield (pool[position], *rest)
+    yield from _chosen(pool, r, lambda pool, place: pool[:place] + pool[place + 1 :])
 
 
 def combinations_with_replacement(iterable: Iterable[Any], r: int) -> Iterator[Any]:
+    return _combinations_with_replacement(*_pool(iterable, r))
+
+
+def _combinations_with_replacement(pool: tuple[Any, ...], r: int) -> Iterator[Any]:
+    yield from _chosen(pool, r, lambda pool, place: pool[place:])
+
+
+def _pool(iterable: Iterable[Any], r: int | None) -> tuple[tuple[Any, ...], int]:
     pool = tuple(iterable)
-    if r < 0:
+    if r is not None and r < 0:
         raise ValueError("r must be non-negative")
-    return _combinations_with_replacement(pool, r, 0)
+    return pool, len(pool) if r is None else r
 
 
-def _combinations_with_replacement(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
+def _chosen(pool: tuple[Any, ...], r: int, left: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Iterator[Any]:
+    """Tuples of `r` items; `left` says what the next may be, after the one at a place of the pool."""
     if r == 0:
         yield ()
         return
-    for position in range(start, len(pool)):
-        for rest in _combinations_with_replacement(pool, r - 1, position):
-            yield (pool[position], *rest)
+    for place in range(len(pool)):
+        for rest in _chosen(left(pool, place), r - 1, left):
+            yield (pool[place], *rest)
 
 
 def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
@@ -599,51 +592,22 @@ def _refuse_check(error_type: type[Exception], cond: Any, message: Any) -> None:
 setattr(_refuse_check, DISABLED, True)
 
 
-def add_scaled(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input + other * alpha
-
-
-def add_scaled_(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input.add_(other * alpha)
-
-
-def sub_scaled(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input - other * alpha
-
-
-def sub_scaled_(input: Any, other: Any, *, alpha: Any) -> Any:
-    return input.sub_(other * alpha)
-
-
-def addcmul_scaled(input: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
-    return input + tensor1 * tensor2 * value
-
-
-def addcdiv_scaled(input: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
-    return input + tensor1 / tensor2 * value
-
-
-def addmm_scaled(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return input * beta + (mat1 @ mat2) * alpha
-
-
-def full_like_of(input: Any, fill_value: Any, **options: Any) -> Any:
-    return torch.empty_like(input, **options).fill_(fill_value)
-
-
-def full_of(size: Any, fill_value: Any, **options: Any) -> Any:
-    return torch.empty(size, **options).fill_(fill_value)
-
-
-FILLED: dict[str, Callable[..., Any]] = {"full_like": full_like_of, "full": full_of}
+FILLED: dict[str, Callable[..., Any]] = {
+    "full_like": lambda input, fill_value, **options: torch.empty_like(input, **options).fill_(fill_value),
+    "full": lambda size, fill_value, **options: torch.empty(size, **options).fill_(fill_value),
+}
+_SUB = (("alpha",), lambda input, other, *, alpha: input - other * alpha)
+_SUB_ = (("alpha",), lambda input, other, *, alpha: input.sub_(other * alpha))
 BY_TENSORS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
-    **dict.fromkeys(("add",), (("alpha",), add_scaled)),
-    **dict.fromkeys(("add_",), (("alpha",), add_scaled_)),
-    **dict.fromkeys(("sub", "subtract"), (("alpha",), sub_scaled)),
-    **dict.fromkeys(("sub_", "subtract_"), (("alpha",), sub_scaled_)),
-    "addcmul": (("value",), addcmul_scaled),
-    "addcdiv": (("value",), addcdiv_scaled),
-    "addmm": (("alpha", "beta"), addmm_scaled),
+    "add": (("alpha",), lambda input, other, *, alpha: input + other * alpha),
+    "add_": (("alpha",), lambda input, other, *, alpha: input.add_(other * alpha)),
+    **{"sub": _SUB, "subtract": _SUB, "sub_": _SUB_, "subtract_": _SUB_},
+    "addcmul": (("value",), lambda input, tensor1, tensor2, *, value: input + tensor1 * tensor2 * value),
+    "addcdiv": (("value",), lambda input, tensor1, tensor2, *, value: input + tensor1 / tensor2 * value),
+    "addmm": (
+        ("alpha", "beta"),
+        lambda input, mat1, mat2, *, beta=1, alpha=1: input * beta + (mat1 @ mat2) * alpha,
+    ),
 }
 """Operators that take a number by keyword, computed with a 0-d tensor in its place: PyTorch would read the number."""
 

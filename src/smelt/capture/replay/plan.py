@@ -24,30 +24,29 @@ from smelt.ir.nodes.ambient import Ambient, forget_casts
 GraphRun = Callable[..., Any]
 
 
-class GraphFailed(Exception):
+class RunError(Exception):
+    """The run of a graph raised `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class NothingWritten(RunError):
+    """A graph that writes its inputs raised `error` before it had written any."""
+
+
+class Communicated(RunError):
+    """A graph raised `error` after it had started a collective, or waited for one: other processes have noticed."""
+
+
+class GraphFailed(RunError):
     """The compiled graph raised `error`. Python may run the state again, unless the graph is `irreversible`: it has
     written an input, or started a collective. Then its error leaves the call."""
 
     def __init__(self, error: Exception, irreversible: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
+        super().__init__(error)
         self.irreversible = irreversible
-
-
-class NothingWritten(Exception):
-    """A graph that writes its inputs raised `error` before it had written any."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Communicated(Exception):
-    """A graph raised `error` after it had started a collective, or waited for one: other processes have noticed."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)

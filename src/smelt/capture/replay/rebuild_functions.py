@@ -84,11 +84,8 @@ def rebuild_function(build: Any, value: Function) -> Any:
     code, names, qualname = value.info.code, value.globals.names, value.qualname
     if code is CACHED:
         raise SkipFrame("a function under functools.cache that was made inside cannot be rebuilt")
-    none = build.constant(None)
-    defaults = build.operand(value.defaults) if value.defaults is not None else none
-    keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none
-    annotations = build.operand(value.annotations) if value.annotations is not None else none
-    closure = build.step(_tuple, *map(build.operand, value.closure))
+    parts = [build.operand_or_none(each) for each in (value.defaults, value.keyword_defaults, value.annotations)]
+    closure = build.tuple_of(value.closure)
 
     def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
         function = types.FunctionType(code, names, code.co_name, defaults, closure or None)
@@ -103,16 +100,16 @@ def rebuild_function(build: Any, value: Function) -> Any:
     known = build.known(value)  # its cells may have led back to it
     if known is not None:
         return known
-    function = build.early(value, build.step(make, defaults, keyword_defaults, annotations, closure))
+    function = build.early(value, build.step(make, *parts, closure))
     for name, item in value.overrides.items():
-        build.step(functools.partial(_set_attribute, name), function, build.operand(item))
+        build.step(functools.partial(set_attribute, name), function, build.operand(item))
     if value.members is not None:
         fill = functools.partial(fill_dict, tuple(value.members.items))
         build.step(fill, function, *map(build.operand, value.members.items.values()))
     return function
 
 
-def _set_attribute(name: str, real: Any, value: Any) -> None:
+def set_attribute(name: str, real: Any, value: Any) -> None:
     setattr(real, name, value)
 
 
@@ -124,7 +121,3 @@ def fill_cell(real: Any, contents: Any) -> None:
 def fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
     """Put attributes into the `__dict__` of an object without asking its class."""
     object.__getattribute__(real, "__dict__").update(zip(names, items, strict=True))
-
-
-def _tuple(*items: Any) -> tuple[Any, ...]:
-    return items

@@ -84,6 +84,7 @@ from smelt.capture.replay.rebuild_functions import (
     rebuild_function,
     rebuild_generator,
     rebuild_weak_reference,
+    set_attribute,
 )
 from smelt.runtime.autograd.freed_graph import as_freed
 from smelt.symbolic.symnode import Formula, meaning
@@ -142,7 +143,7 @@ class Rebuilder:
         self.is_replaying = False
         self._writes = False
         self._depth = 0
-        self._unfilled: list[Callable[[], None]] = []
+        self._unfilled: list[Callable[[], object]] = []
 
     def operand(self, value: Value | LazyItem) -> Operand:
         """Where the object for `value` will be."""
@@ -162,7 +163,7 @@ class Rebuilder:
             known = self._known.setdefault(id(value), known)
         return known
 
-    def fill(self, steps: Callable[[], None]) -> None:
+    def fill(self, steps: Callable[[], object]) -> None:
         """Add the steps that fill an object which is made; of deeply nested ones, when their container is known: a
         linked list is as deep as it is long."""
         if self._depth < _DEEP:
@@ -232,6 +233,14 @@ class Rebuilder:
             self.step(functools.partial(_in_turn, write), key_tuple, real, *operands)
         else:
             self.step(functools.partial(write, keys), real, *operands)
+
+    def operand_or_none(self, value: Value | None) -> Operand:
+        """Where the object for a value that may be missing will be."""
+        return self.constant(None) if value is None else self.operand(value)
+
+    def tuple_of(self, items: Iterable[Any]) -> Operand:
+        """A tuple of objects."""
+        return self.step(_tuple, *map(self.operand, items))
 
     def class_of(self, kind: type) -> Operand:
         """A class: the real one, or the one that is made in the place of a stand-in."""
@@ -374,16 +383,12 @@ def _sequence(build: Rebuilder, value: Sequence) -> Operand:
         return build.operand(value.owner)
     if value.kind is list:
         new = build.early(value, build.step(list))
-        build.fill(lambda: _extend(build, new, value.items, list.extend))
+        build.fill(lambda: build.step(list.extend, new, build.tuple_of(value.items)))
         return new
     if id(value.kind) in build.made_classes:
         return build.step(_make_sequence, build.class_of(value.kind), *map(build.operand, value.items))
     make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
     return build.step(make, *map(build.operand, value.items))
-
-
-def _extend(build: Rebuilder, target: Operand, items: Iterable[Any], extend: Callable[..., None]) -> None:
-    build.step(extend, target, build.step(_tuple, *map(build.operand, items)))
 
 
 def _make_sequence(kind: Any, *items: Any) -> Any:
@@ -394,7 +399,7 @@ def _make_sequence(kind: Any, *items: Any) -> Any:
 
 def _deque(build: Rebuilder, value: Deque) -> Operand:
     new = build.early(value, build.step(functools.partial(deque, (), value.maxlen)))
-    build.step(deque.extend, new, build.step(_tuple, *map(build.operand, value.items)))
+    build.step(deque.extend, new, build.tuple_of(value.items))
     return new
 
 
@@ -410,17 +415,13 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
         return build.constant(value.proxy)
     new = build.early(value, build.step(value.kind))
     if value.factory is not None:
-        build.step(_set_factory, new, build.operand(value.factory))
+        build.step(functools.partial(set_attribute, "default_factory"), new, build.operand(value.factory))
     build.by_keys(_update, new, value.items)
     return new
 
 
 def _in_turn(write: Callable[..., None], *operands: Any) -> None:
     write(*operands)
-
-
-def _set_factory(real: Any, factory: Any) -> None:
-    real.default_factory = factory
 
 
 def _update(keys: tuple[Any, ...], real: Any, *items: Any) -> None:
@@ -485,10 +486,6 @@ def _formed(form: str, *keys: Any) -> Any:
 
 def _of_items(kind: Any, *items: Any) -> Any:
     return kind(items)
-
-
-def _slice(build: Rebuilder, value: Slice) -> Operand:
-    return build.step(slice, *map(build.operand, (value.start, value.stop, value.step)))
 
 
 def _proxy(build: Rebuilder, value: Proxy) -> Operand:
@@ -559,12 +556,8 @@ def _paused(build: Rebuilder, value: Iterator) -> Operand:
 def _paused_joined(build: Rebuilder, value: ZippedIterator) -> Operand:
     kind, position, strict = value.kind, value.position, value.strict
     parts = build.step(_tuple, *map(build.loop_operand, value.parts))
-    function = build.constant(None) if value.function is None else build.operand(value.function)
+    function = build.operand_or_none(value.function)
     return build.step(lambda parts, real: PausedZip(kind, parts, position, real, strict), parts, function)
-
-
-def _method(build: Rebuilder, value: Method) -> Operand:
-    return build.step(_bind, build.operand(value.function), build.operand(value.receiver))
 
 
 def _bind(function: Any, receiver: Any) -> Any:
@@ -601,11 +594,7 @@ def _array(build: Rebuilder, value: Array) -> Operand:
 def _wrapper(build: Rebuilder, value: Wrapper) -> Operand:
     new = build.early(value, build.step(functools.partial(_rewrapped, value.kind, _layout_of(value.outer))))
     fill = functools.partial(_fill_parts, tuple(value.attributes))
-
-    def fill_parts() -> None:
-        build.step(fill, new, *map(build.operand, value.attributes.values()))
-
-    build.fill(fill_parts)
+    build.fill(lambda: build.step(fill, new, *map(build.operand, value.attributes.values())))
     return new
 
 
@@ -636,7 +625,7 @@ def _first(array: Any) -> Any:
 def _given_at_once(build: Rebuilder, contents: Value | None) -> list[Operand]:
     """What an object of a class of tuples, frozensets, numbers is made of."""
     if isinstance(contents, Sequence) and contents.kind is tuple:
-        return [build.step(_tuple, *map(build.operand, contents.items))]
+        return [build.tuple_of(contents.items)]
     if isinstance(contents, Set) and contents.kind is frozenset:
         return _set_arguments(build, contents.calls)
     return [build.operand(contents)] if isinstance(contents, Constant) else []
@@ -650,7 +639,7 @@ def _fill_instance(build: Rebuilder, value: Instance, base: Any, new: Operand) -
     if isinstance(contents, Mapping):
         build.by_keys(functools.partial(_fill_contents, base), new, contents.items)
     elif isinstance(contents, Sequence) and base is list:
-        _extend(build, new, contents.items, list.extend)
+        build.step(list.extend, new, build.tuple_of(contents.items))
     elif isinstance(contents, Set) and base is set:
         first, changes = construction_of(contents.calls)
         build.step(set.__init__, new, *_set_arguments(build, first))
@@ -692,8 +681,7 @@ def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
         real.__traceback__, real.__cause__, real.__context__ = trace, cause, context
         real.__suppress_context__ = suppresses
 
-    none = build.constant(None)
-    links = [none if link is None else build.operand(link) for link in (value.cause, value.context)]
+    links = map(build.operand_or_none, (value.cause, value.context))
     build.step(fill, new, _traceback(build, value.places), *links, *operands)
     return new
 
@@ -712,10 +700,6 @@ def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:
     return build.step(make, *[build.operand(function) for function, _, _ in places])
 
 
-def _trace(build: Rebuilder, value: TracebackValue) -> Operand:
-    return _traceback(build, value.places)
-
-
 def _handled(build: Rebuilder, value: Handled) -> Operand:
     return build.step(lambda: sys.exc_info()[1])
 
@@ -731,7 +715,7 @@ def _partial(build: Rebuilder, value: Partial) -> Operand:
     def make(function: Any, args: Any, *keywords: Any) -> Any:
         return functools.partial(function, *args, **dict(zip(names, keywords, strict=True)))
 
-    args = build.step(_tuple, *map(build.operand, value.args))
+    args = build.tuple_of(value.args)
     return build.step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
 
 
@@ -739,27 +723,19 @@ def _made_of(build: Rebuilder, value: DeferredString | DeferredScalar) -> Operan
     return build.step(value.make, *map(build.operand, value.parts))
 
 
-def _object(build: Rebuilder, value: Object) -> Operand:
-    return build.constant(value.value)
-
-
-def _distributed(build: Rebuilder, value: Distributed) -> Operand:
-    return build.step(value.layout.whole, *map(build.operand, (value.local, *value.masks)))
-
-
 _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Tensor: _tensor,
-    Distributed: _distributed,
+    Distributed: lambda build, value: build.step(value.layout.whole, *map(build.operand, (value.local, *value.masks))),
     Sequence: _sequence,
     Deque: _deque,
     Mapping: _mapping,
     Set: _set,
-    Slice: _slice,
+    Slice: lambda build, value: build.step(slice, *map(build.operand, (value.start, value.stop, value.step))),
     DictView: _view,
     Proxy: _proxy,
     Iterator: _iterator,
     ZippedIterator: _joined,
-    Method: _method,
+    Method: lambda build, value: build.step(_bind, build.operand(value.function), build.operand(value.receiver)),
     Cell: _cell,
     Function: rebuild_function,
     Generator: rebuild_generator,
@@ -770,11 +746,11 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Partial: _partial,
     Descriptor: rebuild_descriptor,
     WeakReference: rebuild_weak_reference,
-    Object: _object,
+    Object: lambda build, value: build.constant(value.value),
     DeferredString: _made_of,
     DeferredScalar: _made_of,
     OpenScalar: _made_of,
     ExceptionValue: _failure,
-    TracebackValue: _trace,
+    TracebackValue: lambda build, value: _traceback(build, value.places),
     Handled: _handled,
 }

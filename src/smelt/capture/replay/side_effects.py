@@ -111,21 +111,13 @@ def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, 
     _at_once(itertools.chain(taken_out, map(object.__setattr__, itertools.repeat(real), changed, items)))
 
 
-def _set(build: Rebuilder, value: Set) -> None:
-    changed_set(build, build.operand(value), construction_of(value.calls)[1])
-
-
-def _cell(build: Rebuilder, value: Cell) -> None:
-    build.step(fill_cell, build.operand(value), build.operand(value.contents))
-
-
-_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
+_WRITERS: dict[type, Callable[[Rebuilder, Any], object]] = {
     Sequence: _list,
     Deque: _list,
     Mapping: _mapping,
     Slots: _slots,
-    Set: _set,
-    Cell: _cell,
+    Set: lambda build, value: changed_set(build, build.operand(value), construction_of(value.calls)[1]),
+    Cell: lambda build, value: build.step(fill_cell, build.operand(value), build.operand(value.contents)),
 }
 
 WRITERS: frozenset[Callable[..., None]] = frozenset({_extend, _refill_list, _refill_deque, _write_items, _write_slots})

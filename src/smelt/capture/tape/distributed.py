@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.capture.model.breaks import Unsupported
-from smelt.capture.model.source import Source
+from smelt.capture.model.source import Check, Source, predicate
 from smelt.capture.model.values import (
     Constant,
     Distributed,
@@ -49,7 +49,7 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     layout = Layout.of(real)
     if layout.masks:
         raise Unsupported("B006", f"{source.text} (a DTensor whose placement has a mask)")
-    source.check(("predicate", _laid_out_as(layout, TensorSpec.of(local), real.requires_grad)))
+    source.check(_laid_out_as(layout, TensorSpec.of(local), real.requires_grad))
     part = tape.input(real, source, tuple(local.shape), tuple(local.stride()))
     part.kind = torch.Tensor
     value = of_local(part, layout, source, real)
@@ -61,7 +61,7 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     return value
 
 
-def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Callable[[Any], bool]:
+def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Check:
     def is_laid_out(real: Any) -> bool:
         local = real._local_tensor
         if Layout.of(real) != layout or real.requires_grad != requires_grad or real.is_inference():
@@ -69,8 +69,7 @@ def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Calla
         there = (tuple(local.shape), tuple(local.stride()), local.dtype, local.device)
         return there == (spec.shape, spec.stride, spec.dtype, spec.device)
 
-    is_laid_out.__qualname__ = f"a DTensor of shape {layout.shape}, placed as {layout.placements}"
-    return is_laid_out
+    return predicate(is_laid_out, f"a DTensor of shape {layout.shape}, placed as {layout.placements}")
 
 
 def of_local(
@@ -95,13 +94,6 @@ def with_locals(run: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
         return results
 
     return with_local_tensors
-
-
-def has_distributed(values: Any) -> bool:
-    return any(
-        isinstance(value, Distributed) or (isinstance(value, Sequence) and has_distributed(value.raw_items))
-        for value in values
-    )
 
 
 def call_distributed(

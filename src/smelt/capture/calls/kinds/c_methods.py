@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.torch_originals import BASE
+from smelt.capture.calls.arity import alone
 from smelt.capture.calls.class_statements import replace_part
 from smelt.capture.calls.classes import make_object
 from smelt.capture.calls.containers import container_method
@@ -122,18 +123,6 @@ def _requires_grad_(interp: Interpreter, args: list[Any], kwargs: dict[str, Valu
     return leaf
 
 
-def _item(interp: Interpreter, args: list[Any], kwargs: dict[str, Value]) -> Value | None:
-    return item_of_tensor(interp, args[0]) if len(args) == 1 and not kwargs else None
-
-
-def _tolist(interp: Interpreter, args: list[Any], kwargs: dict[str, Value]) -> Value | None:
-    return listed(interp, args[0]) if len(args) == 1 and not kwargs else None
-
-
-def _nonzero(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
-    return where_true(interp, torch.nonzero, args, kwargs)
-
-
 def _resize_(interp: Interpreter, args: list[Any], kwargs: dict[str, Value]) -> Value | None:
     """A tensor that has the sizes already stays as it is."""
     if kwargs:
@@ -146,9 +135,9 @@ def _resize_(interp: Interpreter, args: list[Any], kwargs: dict[str, Value]) -> 
 
 _TENSOR_RULES: dict[str, Callable[[Interpreter, list[Any], dict[str, Value]], Value | None]] = {
     "requires_grad_": _requires_grad_,
-    "item": _item,
-    "tolist": _tolist,
-    "nonzero": _nonzero,
+    "item": alone(item_of_tensor),
+    "tolist": alone(listed),
+    "nonzero": lambda interp, args, kwargs: where_true(interp, torch.nonzero, args, kwargs),
     "resize_": _resize_,
 }
 """Methods that are more than a node of the graph; None where they are just that, or refused."""

@@ -4,13 +4,13 @@ import functools
 import operator
 import types
 import weakref
-from typing import Any
 
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.operators import subscript
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.reachable_values import reachable
+from smelt.capture.model.source import predicate
 from smelt.capture.model.values import LazyItem, Mapping, Object, Sequence, Value, WeakReference, describe
 from smelt.capture.polyfills.library import scripted
 
@@ -71,12 +71,7 @@ def refer(interp: Interpreter, function: Object, args: list[Value], kwargs: dict
     if referent is None or function.source is None:
         raise Unsupported("B002", "a weak reference to what is not known otherwise")
     reference = weakref.ref(target)
-
-    def is_same(asked: Any) -> bool:
-        return asked() is reference()
-
-    is_same.__qualname__ = "leading to the same object"
-    function.source.check(("predicate", is_same))
+    function.source.check(predicate(lambda asked: asked() is reference(), "leading to the same object"))
     interp.externals.guard_identity(referent)
     return referent
 

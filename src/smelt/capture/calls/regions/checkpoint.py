@@ -46,7 +46,9 @@ _DEFAULTS: dict[str, Any] = {
 
 def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     chosen = {name: kwargs.pop(name) for name in _DEFAULTS if name in kwargs}
-    options = {name: _DEFAULTS[name] if name not in chosen else _option(interp, chosen[name]) for name in _DEFAULTS}
+    # A function of contexts is looked at later.
+    known = {name: value.value if isinstance(value, Constant) else value for name, value in chosen.items()}
+    options = {**_DEFAULTS, **known}
     function, operands = args[0], args[1:]
     if type(options["use_reentrant"]) is not bool or options["debug"] or (options["use_reentrant"] and kwargs):
         raise Unsupported("B024", "options that cannot be captured")
@@ -68,11 +70,6 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     body = Traced(tape.graph, GraphLevel.TORCH, {})
     interp.tape.region(Checkpoint(body, policy, contexts, options["preserve_rng_state"]), tape)
     return result
-
-
-def _option(interp: Interpreter, value: Value) -> Any:
-    """What an option is set to; a function of contexts is looked at later."""
-    return value.value if isinstance(value, Constant) else value
 
 
 def _tensors(value: Value) -> list[Tensor]:

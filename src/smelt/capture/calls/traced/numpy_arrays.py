@@ -23,7 +23,18 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.container_changes import same_keys
 from smelt.capture.model.static import is_a
-from smelt.capture.model.values import Array, Constant, LazyItem, Object, Sequence, Slice, Tensor, Value, is_constant
+from smelt.capture.model.values import (
+    Array,
+    Constant,
+    LazyItem,
+    Object,
+    Sequence,
+    Slice,
+    Tensor,
+    Value,
+    has_any,
+    is_constant,
+)
 from smelt.device.host_library import HOST, on_host
 
 _MAX_CONSTANT = 4096
@@ -69,7 +80,7 @@ def call_numpy(interp: Interpreter, function: Object, args: Values, kwargs: Name
     ours = _functions().get(id(real))
     if ours is None or "out" in kwargs or len(args) > getattr(real, "nin", len(args)):  # those of a ufunc; then `out`
         raise Unsupported("B002", f"numpy.{getattr(real, '__name__', real)}")
-    if _has_array((*args, *kwargs.values())):
+    if has_any(Array, (*args, *kwargs.values())):
         return on_arrays(interp, real, ours, args, kwargs)
     return _constant(interp, real, args, kwargs)
 
@@ -212,7 +223,8 @@ class _Given:
             return Constant(expected)
         if type(expected) is numpy.ndarray or is_a(expected, numpy.generic):
             tensor = recorder.value(getattr(actual, "tensor", None))
-            if isinstance(tensor, Tensor) and _is_like(tensor.fake, expected):
+            like = (tuple(expected.shape), expected.dtype)
+            if isinstance(tensor, Tensor) and (tuple(tensor.fake.shape), _dtype(tensor.fake.dtype)) == like:
                 return Array(type(expected), tensor=self._in_own_memory(tensor, expected, name))
         elif is_constant(expected) and type(actual) is type(expected) and actual == expected:
             return Constant(expected)
@@ -283,13 +295,6 @@ def tensor_of_array(interp: Interpreter, real: Any, args: Values, kwargs: Named)
     return interp.tensor_call("call_method", "detach" if shares else "clone", [array.tensor])
 
 
-def _has_array(values: tuple[Any, ...]) -> bool:
-    return any(
-        isinstance(value, Array) or (isinstance(value, Sequence) and _has_array(tuple(value.raw_items)))
-        for value in values
-    )
-
-
 def _of_numpy(tensor: Tensor) -> Tensor:
     """A tensor that an array can be of: of a type that NumPy has, of the host."""
     if tensor.fake.requires_grad or type(tensor) is not Tensor or _dtype(tensor.fake.dtype) is None:
@@ -303,10 +308,6 @@ def _dtype(dtype: torch.dtype) -> Any:
         return torch.empty(0, dtype=dtype, device="meta").dtype and _numpy().dtype(str(dtype).removeprefix("torch."))
     except TypeError:
         return None
-
-
-def _is_like(fake: Any, expected: Any) -> bool:
-    return tuple(fake.shape) == tuple(expected.shape) and _dtype(fake.dtype) == expected.dtype
 
 
 def _name(function: Any) -> str:
