@@ -9,7 +9,7 @@
    field and go to just inside or just outside of them. Sections are also read alone, in memory that ends where they do,
    and everything that an accepted one refers to is read. */
 #define _GNU_SOURCE
-#include "executor/checksum.h"
+#include "executor/format/checksum.h"
 #include "deploy/session_parts.h"
 
 #include <signal.h>
