@@ -152,6 +152,16 @@ def test_a_table_without_all_of_its_objects_is_refused() -> None:
             runner(table, objects[:count])
 
 
+def test_a_step_of_an_unknown_kind_is_refused() -> None:
+    table, objects = written()
+    first_kind, *_ = TableReader(table)._place("steps")
+    altered = with_word(table, first_kind, 77)
+    with pytest.raises(ValueError, match="wrong kind"):
+        runner(altered, objects)
+    with pytest.raises(BadTable):
+        read_program(altered, objects)
+
+
 def with_word(table: bytes, place: int, word: int) -> bytes:
     return table[: 8 * place] + struct.pack("q", word) + table[8 * place + 8 :]
 

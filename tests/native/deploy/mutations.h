@@ -158,6 +158,12 @@ is_list(const Field *field)
     return field->rule == LIST || field->rule == OPTIONAL_LIST;
 }
 
+static bool
+is_span(const Field *field)
+{
+    return field->rule == SPAN || is_list(field);
+}
+
 /* The section that a field has numbers of; -1: of none in a table. */
 static int
 section_of(const Field *field)
@@ -187,16 +193,15 @@ change_field(Part *part)
     const size_t which = below(layout[section].width);
     const Field *field = &layout[section].fields[which];
     const int64_t limit = limit_of(header, field), edge = (int64_t)below(3) - 1;
-    const bool is_span = field->rule == SPAN || is_list(field);
     int64_t *word = &words[which];
     if (section == STRINGS) { /* up to the end of the strings */
         const int64_t blob = header->bytes - header->blob;
         *word = (int64_t)((uint64_t)blob - (below(2) ? (uint64_t)words[1 - which] : 0) + (uint64_t)edge);
     }
-    else if (is_span && below(2)) {
+    else if (is_span(field) && below(2)) {
         *word = (int64_t)((uint64_t)limit - (uint64_t)word[1] + (uint64_t)edge);
     }
-    else if (is_span) {
+    else if (is_span(field)) {
         word[1] = (int64_t)((uint64_t)limit - (uint64_t)word[0] + (uint64_t)edge);
     }
     else if (field->rule != FREE) {
@@ -242,7 +247,7 @@ insert_record(Part *part, int section, int64_t record)
                 if (*word > record && *word < INT64_MAX) {
                     ++*word;
                 }
-                else if ((field->rule == SPAN || is_list(field)) && *word >= 0 && word[1] > record - *word && word[1] < INT64_MAX) {
+                else if (is_span(field) && *word >= 0 && word[1] > record - *word && word[1] < INT64_MAX) {
                     word[1]++;
                 }
             }

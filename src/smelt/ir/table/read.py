@@ -176,7 +176,7 @@ def read_program(table: bytes, objects: Sequence[Any]) -> ProgramTable:
         tensors, kernels, steps = (reader.records(section) for section in ("tensors", "kernels", "steps"))
         program = reader.record("programs", 0)
         return ProgramTable(reader.name, tensors, kernels, steps, program, tuple(objects[: program.constants]))
-    except (IndexError, ValueError, KeyError, TypeError, RecursionError, StopIteration) as error:
+    except (IndexError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, BadTable):
             raise
         raise BadTable(f"it refers to what is not there: {error}") from error
