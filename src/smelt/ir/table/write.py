@@ -224,6 +224,8 @@ class TableWriter:
             sections += words
         end = 8 * (HEADER_WORDS + len(sections))
         blob = b"\0".join((*encoded, b""))
+        if blob.count(0) != len(encoded):
+            raise ValueError(f"a string has a zero byte: {next(text for text in self._strings if chr(0) in text)!r}")
         header = (*TableHeader(MAGIC, VERSION, end + len(blob), end, name=0), *directory, *sections)
         return struct.pack(f"<{len(header)}q", *header) + blob
 
