@@ -162,7 +162,8 @@ class ProgramReader(TableReader):
         end = 0
         for number, item in enumerate(self.rows("items")):
             if item.kind in (ItemKind.TUPLE, ItemKind.LIST):
-                require(item.what > number and item.what >= end and item.length >= 0, f"items {number}", "is out of order")
+                in_order = item.what > number and item.what >= end and item.length >= 0
+                require(in_order, f"items {number}", "is out of order")
                 end = item.what + item.length
 
     def arena_tensors(self) -> tuple[Tensor, ...]:
