@@ -150,25 +150,15 @@ read_table(const Table *table)
         for (int64_t k = 0; k < table->counts[i]; k++) {
             for (size_t f = 0; f < layout[i].width; f++, word++) {
                 const Field *field = &layout[i].fields[f];
-                const int section = section_of(field);
-                const int64_t count = is_span(field) ? word[1] : field->rule == INDEX || *word >= 0;
-                if (field->rule == BELOW && (*word < 0 || *word >= field->section)) {
-                    die("has no member of an enumeration");
-                }
-                if (section < 0 || count == 0) {
+                const int64_t count = field->rule == SPAN ? word[1] : field->rule == INDEX || *word >= 0;
+                if (field->rule == FREE || count == 0) {
                     continue;
                 }
-                if (*word < 0 || count < 0 || *word + count > table->counts[section]) {
+                if (*word < 0 || count < 0 || *word + count > table->counts[field->section]) {
                     die("refers to records that are not there");
                 }
-                for (int64_t n = 0; is_list(field) && n < count; n++) {
-                    const int64_t listed = table->references[*word + n].number;
-                    if (listed < (field->rule == LIST ? 0 : -1) || listed >= table->counts[field->section]) {
-                        die("lists records that are not there");
-                    }
-                }
-                const int64_t first = table->header->sections[section].first;
-                const int64_t width = (int64_t)layout[section].width;
+                const int64_t first = table->header->sections[field->section].first;
+                const int64_t width = (int64_t)layout[field->section].width;
                 read_words((const int64_t *)table->header + first + *word * width, width);
                 read_words((const int64_t *)table->header + first + (*word + count - 1) * width, width);
             }

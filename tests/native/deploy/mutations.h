@@ -115,10 +115,19 @@ swap_words(unsigned char *data, size_t size)
 
 /* --- changes that know the rules of a table --------------------------------------------------------------------- */
 
-typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT, BELOW, LIST, OPTIONAL_LIST } Rule;
-typedef struct { Rule rule; int section; } Field; /* section: or how many members there are */
+typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT } Rule;
+typedef struct { Rule rule; int section; } Field;
 
-#define FIELD_ROW(field, rule, section) {rule, section},
+/* Lists are spans of references; members of enumerations are any number. */
+#define AS_FREE(section) FREE, 0
+#define AS_BELOW(section) FREE, 0
+#define AS_INDEX(section) INDEX, section
+#define AS_OPTIONAL(section) OPTIONAL, section
+#define AS_SPAN(section) SPAN, section
+#define AS_LAYOUT(section) LAYOUT, section
+#define AS_LIST(section) SPAN, REFERENCES
+#define AS_OPTIONAL_LIST(section) SPAN, REFERENCES
+#define FIELD_ROW(field, rule, section) {AS_##rule(section)},
 #define FIELD_ROWS(section, NUMBER, Type, FIELDS) static const Field section##_fields[] = {FIELDS(FIELD_ROW)};
 TABLE_SECTIONS(FIELD_ROWS)
 #define SECTION_ROW(section, NUMBER, Type, FIELDS) {section##_fields, sizeof(Type) / 8},
@@ -152,33 +161,6 @@ record_of(Part *part, int section, int64_t record)
     return (int64_t *)part->data + header->sections[section].first + record * (int64_t)layout[section].width;
 }
 
-static bool
-is_list(const Field *field)
-{
-    return field->rule == LIST || field->rule == OPTIONAL_LIST;
-}
-
-static bool
-is_span(const Field *field)
-{
-    return field->rule == SPAN || is_list(field);
-}
-
-/* The section that a field has numbers of; -1: of none in a table. */
-static int
-section_of(const Field *field)
-{
-    return is_list(field) ? REFERENCES : field->rule == FREE || field->rule == BELOW ? -1 : field->section;
-}
-
-/* What the numbers of a field are below. */
-static int64_t
-limit_of(const TableHeader *header, const Field *field)
-{
-    const int section = section_of(field);
-    return field->rule == BELOW ? field->section : section < 0 || section == OBJECTS ? 0 : header->sections[section].count;
-}
-
 /* One field of some record, each kind of record as often as others: to an end of what it may be, or just beyond. */
 static void
 change_field(Part *part)
@@ -192,16 +174,16 @@ change_field(Part *part)
     int64_t *words = record_of(part, section, (int64_t)below((uint64_t)count));
     const size_t which = below(layout[section].width);
     const Field *field = &layout[section].fields[which];
-    const int64_t limit = limit_of(header, field), edge = (int64_t)below(3) - 1;
+    const int64_t limit = header->sections[field->section].count, edge = (int64_t)below(3) - 1;
     int64_t *word = &words[which];
     if (section == STRINGS) { /* up to the end of the strings */
         const int64_t blob = header->bytes - header->blob;
         *word = (int64_t)((uint64_t)blob - (below(2) ? (uint64_t)words[1 - which] : 0) + (uint64_t)edge);
     }
-    else if (is_span(field) && below(2)) {
+    else if (field->rule == SPAN && below(2)) {
         *word = (int64_t)((uint64_t)limit - (uint64_t)word[1] + (uint64_t)edge);
     }
-    else if (is_span(field)) {
+    else if (field->rule == SPAN) {
         word[1] = (int64_t)((uint64_t)limit - (uint64_t)word[0] + (uint64_t)edge);
     }
     else if (field->rule != FREE) {
@@ -241,13 +223,13 @@ insert_record(Part *part, int section, int64_t record)
         for (int64_t k = 0; k < header->sections[i].count; k++) {
             for (size_t f = 0; f < layout[i].width; f++, word++) {
                 const Field *field = &layout[i].fields[f];
-                if (section_of(field) != section) {
+                if (field->rule == FREE || field->section != section) {
                     continue;
                 }
                 if (*word > record && *word < INT64_MAX) {
                     ++*word;
                 }
-                else if (is_span(field) && *word >= 0 && word[1] > record - *word && word[1] < INT64_MAX) {
+                else if (field->rule == SPAN && *word >= 0 && word[1] > record - *word && word[1] < INT64_MAX) {
                     word[1]++;
                 }
             }

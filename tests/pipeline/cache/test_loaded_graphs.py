@@ -119,3 +119,10 @@ def test_graphs_that_have_no_form() -> None:
     graph.get_attr("weight")
     with pytest.raises(CannotStore, match="get_attr"):
         dump(graph)
+
+
+def test_graphs_whose_inputs_have_other_names_share_their_code() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    one, other = graph_of(lambda a, b: a * 2 + b, x, y), graph_of(lambda c, d: c * 2 + d, x, y)
+    assert one != other and digest(one) == digest(other)
+    assert digest(graph_of(lambda c, d: d * 2 + c, x, y)) != digest(one)

@@ -75,9 +75,9 @@ def has_numbers(rows: list[Any]) -> bool:
 
 
 def digest(rows: list[Any]) -> str:
-    """What only equal graphs share, whatever their nodes are called. The target of an input is its name, too."""
-    unnamed = [[op, target if op != "placeholder" else None, *rest] for op, _, target, *rest in rows]
-    text = json.dumps(unnamed, separators=(",", ":"))
+    """What only equal graphs share, whatever their nodes are called."""
+    nameless = [[op, None if op == "placeholder" else target, *rest] for op, _, target, *rest in rows]
+    text = json.dumps(nameless, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
