@@ -42,6 +42,16 @@ def test_a_batch_of_any_size() -> None:
             artifact(torch.randn(size, 16))
 
 
+def test_a_batch_that_may_be_empty() -> None:
+    def doubled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, x.sum(), torch.cat([x, x])
+
+    artifact = smelt.export(doubled, (torch.randn(5, 3),), dynamic={"x": {0: smelt.Dimension("rows", 0, 8)}})
+    for rows in (5, 0, 1, 8):
+        x = torch.arange(3.0 * rows).reshape(rows, 3)
+        torch.testing.assert_close(tuple(artifact(x)), doubled(x))
+
+
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_text_of_any_length(name: str) -> None:
     torch.manual_seed(0)

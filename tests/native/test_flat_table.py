@@ -26,6 +26,8 @@ from smelt.ir.table.records import (
     Allocate,
     Call,
     Drop,
+    Item,
+    ItemKind,
     Layout,
     Native,
     ProgramTable,
@@ -33,7 +35,7 @@ from smelt.ir.table.records import (
     TableHeader,
 )
 from smelt.ir.table.text import text_of
-from smelt.ir.table.write import write_program
+from smelt.ir.table.write import TableWriter, write_program
 from tests.golden import golden
 from tests.program_tables import Launched, program, tensor
 
@@ -152,6 +154,16 @@ def test_a_table_without_all_of_its_objects_is_refused() -> None:
             runner(table, objects[:count])
 
 
+def test_a_step_of_an_unknown_kind_is_refused() -> None:
+    table, objects = written()
+    first_kind, *_ = TableReader(table)._place("steps")
+    altered = with_word(table, first_kind, 77)
+    with pytest.raises(ValueError, match="wrong kind"):
+        runner(altered, objects)
+    with pytest.raises(BadTable):
+        read_program(altered, objects)
+
+
 def with_word(table: bytes, place: int, word: int) -> bytes:
     return table[: 8 * place] + struct.pack("q", word) + table[8 * place + 8 :]
 
@@ -253,3 +265,17 @@ except RecursionError:
     print("refused")
 """
     assert run_apart(script).split() == ["refused"]
+
+
+def test_items_that_stand_for_too_many_are_refused() -> None:
+    """Each list holds the two items behind it: forty stand for hundreds of millions."""
+    writer = TableWriter("wide")
+    for number in range(40):
+        writer.add("items", Item(ItemKind.TUPLE, number + 1, 2, -1))
+    for _ in range(2):
+        writer.add("items", Item(ItemKind.NONE, 0, 0, -1))
+    writer.words["programs"] += (0, 0, 0, 0, 0, 0, -1)
+    with pytest.raises(ValueError, match="items 1 has a wrong kind"):
+        runner(writer.pack(), ())
+    with pytest.raises(BadTable, match="items 1: is out of order"):
+        read_program(writer.pack(), ())

@@ -68,7 +68,7 @@ def test_what_does_not_exist_is_found() -> None:
 
 
 def test_the_architecture_page_has_the_layers() -> None:
-    rows = re.findall(r"^\| (\d) \| (.+) \|$", prose(PAGES[1]), re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|$", prose(PAGES[1]), re.MULTILINE)
     table = {unit: int(layer) for layer, units in rows for unit in _QUOTED.findall(units)}
     assert table == LAYERS
 

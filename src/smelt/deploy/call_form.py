@@ -171,7 +171,7 @@ def _dimension(usual: str, what: Any) -> Dimension:
 def _at(leaf: Leaf, sizes: Mapping[str, int]) -> Any:
     if not leaf.sizes or (shape := _shape_at(leaf, sizes)) == list(leaf.example.shape):
         return leaf.example
-    if not on_host(leaf.example.device):
+    if not on_host(leaf.example.device) or 0 in shape:
         return leaf.example.new_zeros(shape)
     data = np.zeros(math.prod(shape) * leaf.example.itemsize, np.uint8)  # no page of it is touched, however large it is
     return torch.from_numpy(data).view(leaf.example.dtype).view(shape)

@@ -148,6 +148,7 @@ WRONG = {
     "a deep expression": (in_body(arena_bytes=DEEP), "a wrong code"),
     "a number of too many bits": (in_body(arena_bytes=r.number(1 << 63)), "cannot be written"),
     "a name that is no text": (in_register(0, name="\ud800"), "cannot be written"),
+    "a name with a zero byte": (in_register(0, name="a\0b"), r"cannot be written: .*zero byte: 'a\\x00b'"),
     "a register produced twice": (in_body(produced=BODY.produced[:1] * 2), "a wrong produced"),
     "a constant produced": (in_body(produced=(r.Produced(2, (r.number(4),)), BODY.produced[1])), "a wrong produced"),
     "another rank produced": (in_body(produced=(r.Produced(5), BODY.produced[1])), "a wrong produced"),

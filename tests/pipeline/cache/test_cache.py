@@ -150,6 +150,7 @@ def test_what_makes_a_key(cache: CacheStore, monkeypatch: pytest.MonkeyPatch) ->
     x = torch.randn(4, 6)
     assert compiles_again(function, x)
     assert not compiles_again(function, torch.randn(4, 6))
+    assert not compiles_again(lambda y: (y * scale[0]).relu(), x)
     assert compiles_again(function, x.t())
     assert compiles_again(function, x.double())
     assert compiles_again(function, x.clone().requires_grad_())

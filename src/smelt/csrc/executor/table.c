@@ -123,9 +123,12 @@ check_strings(const Table *table, smelt_error *error)
     return SMELT_OK;
 }
 
+/* What is inside of lists comes behind them, in their order: there is no circle, and no item is inside of two, of which
+   few could stand for more than any memory holds. */
 static smelt_status
 check_items(const Table *table, smelt_error *error)
 {
+    int64_t end = 0; /* of the list before */
     for (int64_t i = 0; i < table->counts[ITEMS]; i++) {
         const ItemRecord *item = &table->items[i];
         bool fits = true;
@@ -137,7 +140,8 @@ check_items(const Table *table, smelt_error *error)
                    && (item->numbers == -1 || is_layout(table, item->numbers, item->length));
         }
         else if (item->kind == TUPLE_ITEM || item->kind == LIST_ITEM) {
-            fits = item->what > i && is_span(table, ITEMS, item->what, item->length); /* so there is no circle */
+            fits = item->what > i && item->what >= end && is_span(table, ITEMS, item->what, item->length);
+            end = fits ? item->what + item->length : end;
         }
         if (!fits) {
             return smelt_refuse(error, "items", i, "kind");

@@ -110,6 +110,12 @@ def _kind(name: str, union: Any) -> Word:
     return Word(name, Rule("BELOW", len(KINDS[union])))
 
 
+@functools.cache
+def _members(union: Any) -> dict[int, Any]:
+    """The records of a union, by their kinds."""
+    return {int(kind): record for record, kind in KINDS[union].items()}
+
+
 def _spread(union: Any) -> tuple[Word, ...]:
     """The words of all records of a union, by name: a record of another kind has none of its own there."""
     words: dict[str, Word] = {}
@@ -158,7 +164,7 @@ def _compiled(name: str, parts: list[str]) -> Row:
 def read_record(reader: Any, record: Any, words: tuple[int, ...]) -> Any:
     """The record of these words."""
     if record == Step:
-        kind = next(each for each, number in KINDS[Step].items() if number == words[0])
+        kind = _members(record)[words[0]]
         return kind(words[1]) if kind not in _SECTION_OF else reader.record(section_of(kind), words[1])
     if record in KINDS:
         return _read_spread(reader, record, words)
@@ -170,7 +176,7 @@ def read_record(reader: Any, record: Any, words: tuple[int, ...]) -> Any:
 
 
 def _read_spread(reader: Any, union: Any, words: tuple[int, ...]) -> Any:
-    kind = next(each for each, number in KINDS[union].items() if number == words[0])
+    kind = _members(union)[words[0]]
     by_name = {word.name: value for word, value in zip(_spread(union), words[1:], strict=True)}
     return kind(*(
         field.read(reader, tuple(by_name[word.name] for word in field.words)) for field in fields_of(kind)

@@ -157,6 +157,15 @@ class ProgramReader(TableReader):
         require(self.length_of("programs") == 1, "the table", "has no program")
         self.program = self.rows("programs")[0]
 
+    def check_lists(self) -> None:
+        """What is inside of lists comes behind them, in their order, so that no item is inside of two."""
+        end = 0
+        for number, item in enumerate(self.rows("items")):
+            if item.kind in (ItemKind.TUPLE, ItemKind.LIST):
+                in_order = item.what > number and item.what >= end and item.length >= 0
+                require(in_order, f"items {number}", "is out of order")
+                end = item.what + item.length
+
     def arena_tensors(self) -> tuple[Tensor, ...]:
         """What the arena lends."""
         return self.span("tensors", self.length_of("tensors") - self.program.arena, self.program.arena)
@@ -173,10 +182,11 @@ def read_program(table: bytes, objects: Sequence[Any]) -> ProgramTable:
     """The program that a table holds; `BadTable` if it is none."""
     try:
         reader = ProgramReader(table, objects)
+        reader.check_lists()
         tensors, kernels, steps = (reader.records(section) for section in ("tensors", "kernels", "steps"))
         program = reader.record("programs", 0)
         return ProgramTable(reader.name, tensors, kernels, steps, program, tuple(objects[: program.constants]))
-    except (IndexError, ValueError, KeyError, TypeError, RecursionError, StopIteration) as error:
+    except (IndexError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, BadTable):
             raise
         raise BadTable(f"it refers to what is not there: {error}") from error

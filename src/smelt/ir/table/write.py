@@ -168,10 +168,19 @@ class TableWriter:
     # --- arguments ------------------------------------------------------------------------------------
 
     def items_of(self, values: Sequence[Any]) -> tuple[int, int]:
-        """A row of items: the number of the first, and how many. What is inside of them comes later in the table."""
+        """A row of items: the number of the first, and how many. What is inside of them comes later in the table, in
+        the order of the items."""
+        first = len(self.items) // _ITEM_WIDTH
+        lists = self._row(values)
+        for place, inside in lists:
+            self.items[place + 1] = len(self.items) // _ITEM_WIDTH
+            lists += self._row(inside)
+        return first, len(values)
+
+    def _row(self, values: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:
+        """The places of those that are lists of items."""
         items = self.items
-        first = len(items)
-        inside: list[tuple[int, Any]] = []
+        lists: list[tuple[int, Sequence[Any]]] = []
         for value in values:
             if type(value) is Ref:
                 number, layout = value
@@ -180,13 +189,11 @@ class TableWriter:
                 else:
                     items += (_VALUE, number, len(layout[0]), self.layout(layout))
             elif type(value) in (tuple, list) and _has_refs(value):
-                inside.append((len(items), value))
+                lists.append((len(items), value))
                 items += (_TUPLE if type(value) is tuple else _LIST, 0, len(value), -1)
             else:
                 items += self._plain(value)
-        for place, value in inside:
-            items[place + 1] = self.items_of(value)[0]
-        return first // _ITEM_WIDTH, len(values)
+        return lists
 
     def item(self, values: tuple[Any, ...]) -> int:
         """A tuple even if no tensor is in it."""
@@ -224,6 +231,8 @@ class TableWriter:
             sections += words
         end = 8 * (HEADER_WORDS + len(sections))
         blob = b"\0".join((*encoded, b""))
+        if blob.count(0) != len(encoded):
+            raise ValueError(f"a string has a zero byte: {next(text for text in self._strings if chr(0) in text)!r}")
         header = (*TableHeader(MAGIC, VERSION, end + len(blob), end, name=0), *directory, *sections)
         return struct.pack(f"<{len(header)}q", *header) + blob
 
