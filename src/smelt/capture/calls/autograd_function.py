@@ -187,14 +187,14 @@ def _tie(
         raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False) and has several outputs")
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
-    tape, wanted = _at_backward(interp), len(operands)
+    tape, count = _at_backward(interp), len(operands)
     gradients: list[Value] = [
         tape.argument(f"grad_{number}", TensorSpec.of(value.fake))
         if isinstance(value, Tensor) and (materializes.value or number in differentiable)
         else Constant(None)
         for number, value in enumerate(outputs)
     ]
-    returned = _backward(interp, kind, tape, context, gradients, wanted)
+    returned = _backward(interp, kind, tape, context, gradients, count)
     inputs = [value for value in operands if isinstance(value, Tensor)]
     yielded = [
         tape.inner(gradient) if isinstance(gradient, Tensor) else None

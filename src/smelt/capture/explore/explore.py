@@ -138,7 +138,7 @@ Symbol = tuple[str, SsaValue, int | None]
 class _Variant:
     """A state where some of its sizes and numbers are `known`, which `checks` on `symbols` make sure of.
 
-    `done`: numbers of which 0 and 1 are explored by themselves.
+    `done`: numbers whose cases 0 and 1 are explored separately.
     """
 
     node: Node

@@ -3,7 +3,7 @@
 A code object → `CodeInfo`: instructions with their prefixes folded in (EXTENDED_ARG, KW_NAMES, PRECALL), absolute jump
 targets, the exception table, and which locals are live before each instruction. What differs between Python versions
 is decided here, in `_RENAMED` and `_reader`, so that the rest of capture knows one form. tests/versions lists
-what is left of the differences, and what is not followed in any version.
+the remaining differences, and instructions that capture supports in no version.
 
     3.11  KW_NAMES 3 / PRECALL 2 / CALL 2           →  CALL  arg=2  keywords=("dim",)   offset of KW_NAMES
     3.13  LOAD_CONST ("dim",) / CALL_KW 2           →  CALL_KW arg=2

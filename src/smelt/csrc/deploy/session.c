@@ -84,7 +84,7 @@ launch_kernel(Run *run, const VariantRecord *variant, const Plan *plan, const La
     return SMELT_OK;
 }
 
-/* What a run is told by its session. */
+/* The fields of a run that its session sets. */
 static void
 describe_run(smelt_session *session, const smelt_session_options *options)
 {

@@ -123,8 +123,8 @@ check_strings(const Table *table, smelt_error *error)
     return SMELT_OK;
 }
 
-/* What is inside of lists comes behind them, in their order: there is no circle, and no item is inside of two, of which
-   few could stand for more than any memory holds. */
+/* The items of a list follow it, in the order of the lists. So there is no cycle, and no item belongs to two lists: a few
+   shared lists could stand for more items than fit memory. */
 static smelt_status
 check_items(const Table *table, smelt_error *error)
 {

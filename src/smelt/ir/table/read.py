@@ -158,7 +158,7 @@ class ProgramReader(TableReader):
         self.program = self.rows("programs")[0]
 
     def check_lists(self) -> None:
-        """What is inside of lists comes behind them, in their order, so that no item is inside of two."""
+        """The items of a list follow it, in the order of the lists, so that no item belongs to two lists."""
         end = 0
         for number, item in enumerate(self.rows("items")):
             if item.kind in (ItemKind.TUPLE, ItemKind.LIST):

@@ -12,11 +12,11 @@ typedef struct {
     size_t size;
 } Block;
 
-/* Room for `size` bytes; what was in it is lost. False: there is none. */
+/* Makes room for `size` bytes; the old content is lost. False: there is no memory. */
 bool smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size);
 void smelt_block_drop(const smelt_allocator *allocator, Block *block);
 
-/* Zeroed, at a multiple of 64; NULL: there is none. */
+/* Zeroed memory, at a multiple of 64; NULL: there is no memory. */
 void *smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size);
 void smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size);
 

@@ -105,7 +105,7 @@ void smelt_run_forget(Run *run, const RegisterRecord *record);
 /* The first dimension of an input that is out of its bounds or has another size than one of its name; -1: none. */
 int64_t smelt_run_wrong_dimension(Run *run, const RegisterRecord *record, const int64_t *sizes);
 
-/* Room for the plan of a variant. False: there is none. */
+/* Allocates the plan of a variant. False: there is no memory. */
 bool smelt_run_make_plan(Run *run, const VariantRecord *variant, Plan *plan);
 
 /* Bytes that a run, its arrays and all its plans take, of an allocator with a head of FILE_ALIGN bytes for each. */
