@@ -407,10 +407,26 @@ class StepClock(Protocol):
     def end(self, times: tuple[int, ...], /) -> tuple[int, ...]:
         """What the steps took in nanoseconds, given what the host's clock says."""
 
+class GraphSide(Protocol):
+    """A CUDA graph that is being recorded: its stream is current, and its memory is allocated."""
+
+    @property
+    def stream(self) -> int: ...
+    def end(self) -> object: ...
+
+class GraphRecorder(Protocol):
+    """What recording takes of Python. `always`: programs are recorded whether or not the GPU waits for the host."""
+
+    @property
+    def always(self) -> bool: ...
+    def begin(self, device: int, /) -> GraphSide | None: ...
+    def settings(self) -> int:
+        """A number that stands for all settings which a recorded call follows."""
+
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
 
-    `table` is a flat program (`smelt.ir.flat`), `objects` what it refers to: its constants first, then kernels,
+    `table` is a flat program (`smelt.ir.table`), `objects` what it refers to: its constants first, then kernels,
     functions and whatever else is Python's. A table that is cut, or refers to what is not there, is refused with a
     ValueError. Sizes must fit what the kernels were built for: that is not checked.
 
@@ -424,6 +440,9 @@ class Runner:
     number. It does all but the kernels where one of `watchers` returns something true, where `set_library` was never
     called, and where an input is not a plain tensor or parameter. What a step raises says by its attribute
     `smelt_step` which one did.
+
+    With a `recorder`, a program on a GPU whose calls repeat becomes CUDA graphs: `graphs` says how many there are, how
+    often they were launched, and why a call was done step by step.
     """
 
     def __init__(
@@ -438,7 +457,10 @@ class Runner:
         view: Callable[..., Any],
         fit: Callable[..., Any],
         watchers: tuple[Callable[[], object], ...],
+        recorder: GraphRecorder | None = None,
     ) -> None: ...
+    @property
+    def graphs(self) -> dict[str, Any]: ...
     @property
     def table(self) -> bytes: ...
     @property

@@ -22,7 +22,7 @@ from smelt import _native
 from smelt.base.coexist import opaque
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
-from smelt.base.options import MODES, TUNING_MODES, Options, is_disabled
+from smelt.base.options import GRAPHS_OF_MODES, MODES, TUNING_MODES, Options, is_disabled
 from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import forget as forget_lazy_programs
@@ -105,7 +105,9 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
-        settings = {**settings, "mode": settings.get("mode") in TUNING_MODES}  # two names of one mode are alike
+        mode = str(settings.get("mode"))
+        alike = mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode)  # two names of one mode
+        settings = {**settings, "mode": alike}
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""
@@ -147,6 +149,8 @@ def settings_of_region(native: object) -> Compiling | None:
 
 def _chosen(options: Mapping[str, Any] | None, mode: str | None) -> Options:
     checked = Options.from_user(options)
+    if mode in GRAPHS_OF_MODES:
+        checked = replace(checked, cuda_graphs=GRAPHS_OF_MODES[mode])
     return replace(checked, tune=True) if mode in TUNING_MODES else checked
 
 

@@ -42,12 +42,13 @@ MODES = {
     "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They are "
     "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
     "shapes are compiled as by default",
-    "reduce-overhead": "`torch.compile`'s name; the same as `default`: a call costs a few µs in every mode, "
-    "and no CUDA graphs are recorded",
+    "reduce-overhead": "`torch.compile`'s name; `default` with the option `cuda_graphs` at `always`",
     "max-autotune": "`torch.compile`'s name; the same as `max-speed`",
-    "max-autotune-no-cudagraphs": "`torch.compile`'s name; the same as `max-speed`",
+    "max-autotune-no-cudagraphs": "`torch.compile`'s name; `max-speed` with the option `cuda_graphs` at `never`",
 }
 TUNING_MODES = ("max-speed", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPHS = ("auto", "always", "never")
+GRAPHS_OF_MODES = {"reduce-overhead": "always", "max-autotune-no-cudagraphs": "never"}  # values of `cuda_graphs`
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 PRODUCTS = ("auto", "library", "own")
 LIBRARY = ("torch", "none")
@@ -102,6 +103,12 @@ class Options:
         "devices are. It holds for tensors on devices of its kind, the others keep theirs",
         in_key=True,
     )
+    cuda_graphs: str = option(
+        "auto",
+        "whether a CUDA graph of a compiled graph is recorded when its calls repeat, and launched instead of kernel "
+        "after kernel: `always`, `never`, or `auto`: where the GPU would wait for the host",
+        in_key=False,
+    )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod
@@ -115,7 +122,10 @@ class Options:
         budget = options.get("memory_budget")
         if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
-        for name, choices in (("convolutions", CONVOLUTIONS), ("products", PRODUCTS), ("library", LIBRARY)):
+        named = {
+            "convolutions": CONVOLUTIONS, "products": PRODUCTS, "library": LIBRARY, "cuda_graphs": CUDA_GRAPHS,
+        }  # fmt: skip
+        for name, choices in named.items():
             if options.get(name, choices[0]) not in choices:
                 raise SmeltError("SM003", f"unknown {name} {options[name]!r}", hint="choose from " + ", ".join(choices))
         if options.get("library") == "none":

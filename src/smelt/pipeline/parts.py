@@ -103,4 +103,12 @@ def bind(
         return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel, options)
 
     launchers = {kernel.name: launcher(kernel) for kernel in program.kernels}
-    return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)
+    return Executable(
+        program,
+        launchers,
+        options.threads,
+        kernels,
+        consuming=consuming,
+        arenas=arenas,
+        cuda_graphs=options.cuda_graphs,
+    )

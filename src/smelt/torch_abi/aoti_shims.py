@@ -18,7 +18,7 @@ import torch
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.torch_abi.probe import WORD, Experiment, NotFound, find_body, find_place, read_bytes, read_words
-from smelt.torch_abi.symbols import find_in_bindings, find_symbol
+from smelt.torch_abi.symbols import find_in_bindings, find_in_cuda, find_symbol
 
 _NEEDED = (
     "aoti_torch_get_data_ptr",
@@ -27,9 +27,11 @@ _NEEDED = (
     "aoti_torch_delete_tensor_object",
     "aoti_torch_new_tensor_handle",
 )
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_CUDA_CALLS = tuple(f"aoti_torch_cuda_{name}_out" for name in PRODUCTS)
 # What calls of operators take (`boxed_calls.py`); any may be missing.
 _CALLS = (
-    *(f"aoti_torch_cpu_{name}_out" for name in ("mm", "bmm", "addmm", "baddbmm")),
+    *(f"aoti_torch_cpu_{name}_out" for name in PRODUCTS),
     "torch_call_dispatcher",
     "aoti_torch_abi_version",
     "torch_new_list_reserve_size",
@@ -44,6 +46,7 @@ _CALLS = (
     "aoti_torch_get_sizes",
     "aoti_torch_get_strides",
     "aoti_torch_get_dtype",
+    "aoti_torch_dtype_element_size",
 )
 # Questions about one tensor: what is asked for, a tensor, and the answer.
 _QUESTIONS: dict[str, tuple[Any, Callable[[], torch.Tensor], int]] = {
@@ -84,6 +87,7 @@ def find_library() -> Library:
         if not _works(addresses, body, samples):
             raise NotFound("exported functions do not do what they should")
         addresses |= {name: address for name in _CALLS if (address := find_symbol(name)) is not None}
+        addresses |= {name: address for name in _CUDA_CALLS if (address := find_in_cuda(name)) is not None}
         addresses |= _answered_questions(body)
         return Library(body, _storage_place(samples), _memory_places(), addresses)
 

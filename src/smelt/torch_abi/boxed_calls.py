@@ -57,8 +57,8 @@ FUNCTIONS: dict[torch._ops.OpOverload, tuple[str, ...]] = {
     aten.addmm.out: ("beta", "alpha"),
     aten.baddbmm.out: ("beta", "alpha"),
 }
-_NAMES = {op: str(op) for op in FUNCTIONS}
-_OPERATORS = {name: op for op, name in _NAMES.items()}
+_NAMES = {(op, device): f"{op} on {device}" for op in FUNCTIONS for device in ("cpu", "cuda")}
+_OPERATORS = {name: which for which, name in _NAMES.items()}
 
 
 def function_call(
@@ -66,24 +66,33 @@ def function_call(
     tensors: tuple[Any, ...],
     factors: tuple[float, ...],
     product: tuple[Any, ...],
+    device: str,
 ) -> Native | None:
-    """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none.
+    """A product by its own function for such a device; the result is the first of `tensors`. None where there is none.
     `product`: how to make it without a call, see `Native`."""
-    return _function_call(op, tensors, factors, product) if connect() and _holds(_NAMES[op]) else None
+    if not connect() or not _holds(_NAMES[op, device]):
+        return None
+    return _function_call(op, tensors, factors, device, product)
 
 
 def _function_call(
-    op: torch._ops.OpOverload, tensors: tuple[Any, ...], factors: tuple[float, ...], product: tuple[Any, ...] = ()
+    op: torch._ops.OpOverload,
+    tensors: tuple[Any, ...],
+    factors: tuple[float, ...],
+    device: str,
+    product: tuple[Any, ...] = (),
 ) -> Native:
-    name, code = _function_code(op, len(tensors), tuple(map(double_bits, factors)))
+    name, code = _function_code(op, len(tensors), tuple(map(double_bits, factors)), device)
     return Native(name, None, tensors, code, (), 0, product, *factors)
 
 
 @functools.lru_cache(maxsize=256)
-def _function_code(op: torch._ops.OpOverload, tensors: int, factors: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def _function_code(
+    op: torch._ops.OpOverload, tensors: int, factors: tuple[int, ...], device: str
+) -> tuple[str, tuple[int, ...]]:
     code = [each for place in range(tensors) for each in (TENSOR, place)]
     code += [each for factor in factors for each in (DOUBLE, factor)]
-    return f"aoti_torch_cpu_{op._schema.name.removeprefix('aten::')}_out", tuple(code)
+    return f"aoti_torch_{device}_{op._schema.name.removeprefix('aten::')}_out", tuple(code)
 
 
 # --- any operator -----------------------------------------------------------------------------------
@@ -279,16 +288,21 @@ def _holds(what: str) -> bool:
     """Whether a kind of argument or result arrives, or an operator's own function does what the operator does."""
     holds = _known.get(what)
     if holds is None:
-        if torch._C._len_torch_dispatch_stack():
-            return False  # a mode would see the attempt: next time
+        if torch._C._len_torch_dispatch_stack() or (what.endswith(" on cuda") and not _may_try_cuda()):
+            return False  # a mode would see the attempt, or a CUDA graph record it: next time
         holds = _known[what] = _native.preserving_state(lambda: _tried(what))
     return holds
+
+
+def _may_try_cuda() -> bool:
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and not torch.cuda.is_current_stream_capturing()
 
 
 def _tried(what: str) -> bool:
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
         if what in _OPERATORS:
-            return _function_works(_OPERATORS[what])
+            return _function_works(*_OPERATORS[what])
         sample = _SAMPLES.get(what)
         return sample is not None and _sample_works(*sample())
 
@@ -330,14 +344,14 @@ def _sample_works(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
     return results is not None and all(map(_is_same, results, several))
 
 
-def _function_works(op: torch._ops.OpOverload) -> bool:
+def _function_works(op: torch._ops.OpOverload, device: str) -> bool:
     factors = (0.5, 3.0) if FUNCTIONS[op] else ()
     batch = (2,) if op in (aten.bmm.out, aten.baddbmm.out) else ()
-    left, right, addend = (_numbers(*batch, *shape) for shape in ((2, 3), (3, 4), (2, 4)))
+    left, right, addend = (_numbers(*batch, *shape).to(device) for shape in ((2, 3), (3, 4), (2, 4)))
     tensors = [addend, left, right] if factors else [left, right]
     out = torch.empty_like(addend)
     wanted = op(*tensors, **dict(zip(FUNCTIONS[op], factors, strict=True)), out=torch.empty_like(addend))
-    results = _made_natively(_function_call(op, (out, *tensors), factors), [])
+    results = _made_natively(_function_call(op, (out, *tensors), factors, device), [])
     return results is not None and _is_same(out, wanted)
 
 

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "executor/cuda_driver.h"
 #include "gpu/host_grid.h"
 
 enum { MOST_DEVICES = 4, RECORDED_PARAMETERS = 128, MOST_PARAMETERS = 600, MOST_LAUNCHES = 4096 };
@@ -76,6 +77,7 @@ static _Thread_local int capture_mode;
 int fake_version = 12040, fake_devices = 1, fake_major = 8, fake_minor;
 int fake_newer; /* by how much each device's minor number is */
 int fake_capturing;
+int fake_graphs, fake_host_nodes; /* CUDA graphs that there are; whether the next one has a node of the host */
 void *fake_streams[MOST_DEVICES];
 LaunchNote fake_launches[MOST_LAUNCHES];
 int fake_launch_count, fake_modules, fake_links, fake_blocks_taken, fake_blocks_free;
@@ -91,7 +93,7 @@ void
 fake_reset(void)
 {
     fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0, fake_newer = 0;
-    fake_capturing = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
+    fake_capturing = fake_host_nodes = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
     memset(fake_streams, 0, sizeof fake_streams);
     failure.name[0] = 0;
     current = NULL;
@@ -657,12 +659,189 @@ cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, Stream *stream)
     return OK;
 }
 
+/* --- CUDA graphs ------------------------------------------------------------------------------------ */
+
+/* What is launched and copied on a stream that is recorded becomes nodes, which a launch of the graph goes through. */
+enum { MOST_NODES = 256, KERNEL_NODE = 0, COPY_NODE = 1, HOST_NODE = 3, RELAXED = 2 };
+
+typedef struct {
+    int type, place;
+    Function *function;
+    unsigned blocks, threads, shared;
+    uint64_t words[RECORDED_PARAMETERS]; /* parameters, or where to copy to, where from and how much */
+} GraphNode;
+
+typedef struct {
+    int count;
+    GraphNode nodes[MOST_NODES];
+} Graph;
+
+static void *recorded_stream;
+static Graph *recorded;
+
+static GraphNode *
+add_node(int type)
+{
+    GraphNode *node = &recorded->nodes[recorded->count];
+    node->type = type;
+    node->place = recorded->count++;
+    return node;
+}
+
+int
+cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    MAYBE_FAIL("cuStreamBeginCapture_v2");
+    if (recorded || stream == NULL || mode != RELAXED) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    recorded_stream = stream;
+    recorded = calloc(1, sizeof *recorded);
+    fake_graphs++;
+    if (fake_host_nodes) {
+        add_node(HOST_NODE);
+    }
+    return 0;
+}
+
+int
+cuStreamEndCapture(void *stream, Graph **graph)
+{
+    *graph = recorded;
+    recorded = NULL;
+    recorded_stream = NULL;
+    return *graph ? 0 : CAPTURE_UNSUPPORTED;
+}
+
+int
+cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *number, Graph **graph, GraphNode *const **last, size_t *count)
+{
+    static GraphNode *node;
+    *status = stream == recorded_stream;
+    *number = 1;
+    *graph = recorded;
+    node = recorded && recorded->count ? &recorded->nodes[recorded->count - 1] : NULL;
+    *last = &node;
+    *count = node != NULL;
+    return 0;
+}
+
+int
+cuGraphGetNodes(Graph *graph, GraphNode **nodes, size_t *count)
+{
+    for (int i = 0; nodes && i < graph->count; i++) {
+        nodes[i] = &graph->nodes[i];
+    }
+    *count = (size_t)graph->count;
+    return 0;
+}
+
+int
+cuGraphNodeGetType(GraphNode *node, int *type)
+{
+    *type = node->type;
+    return 0;
+}
+
+int
+cuGraphMemcpyNodeGetParams(GraphNode *node, CudaCopyNode *copy)
+{
+    *copy = (CudaCopyNode){.from = {.memory_type = 2, .device = node->words[1]},
+                           .to = {.memory_type = 2, .device = node->words[0]},
+                           .width = node->words[2],
+                           .height = 1,
+                           .depth = 1};
+    return 0;
+}
+
+int
+cuGraphInstantiateWithFlags(Graph **exec, Graph *graph, uint64_t flags)
+{
+    MAYBE_FAIL("cuGraphInstantiateWithFlags");
+    fake_graphs++;
+    *exec = malloc(sizeof **exec);
+    **exec = *graph;
+    return 0;
+}
+
+int
+cuGraphExecKernelNodeSetParams_v2(Graph *exec, GraphNode *node, const CudaKernelNode *kernel)
+{
+    MAYBE_FAIL("cuGraphExecKernelNodeSetParams_v2");
+    GraphNode *changed = &exec->nodes[node->place];
+    if (changed->type != KERNEL_NODE || (Function *)kernel->function != changed->function
+        || kernel->grid[0] != changed->blocks || kernel->block[0] != changed->threads) {
+        return INVALID_VALUE;
+    }
+    for (int i = 0; i < changed->function->parameters; i++) {
+        memcpy(&changed->words[i], kernel->parameters[i], sizeof(uint64_t));
+    }
+    return 0;
+}
+
+int
+cuGraphExecMemcpyNodeSetParams(Graph *exec, GraphNode *node, const CudaCopyNode *copy, Context *context)
+{
+    GraphNode *changed = &exec->nodes[node->place];
+    if (changed->type != COPY_NODE || copy->height != 1 || copy->depth != 1 || context == NULL) {
+        return INVALID_VALUE;
+    }
+    changed->words[0] = copy->to.device;
+    changed->words[1] = copy->from.device;
+    changed->words[2] = copy->width;
+    return 0;
+}
+
+int cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra);
+
+int
+cuGraphLaunch(Graph *exec, void *stream)
+{
+    MAYBE_FAIL("cuGraphLaunch");
+    int status = 0;
+    for (int i = 0; status == 0 && i < exec->count; i++) {
+        GraphNode *node = &exec->nodes[i];
+        void *parameters[RECORDED_PARAMETERS];
+        for (int k = 0; k < RECORDED_PARAMETERS; k++) {
+            parameters[k] = &node->words[k];
+        }
+        if (node->type == COPY_NODE) {
+            memmove((void *)(uintptr_t)node->words[0], (void *)(uintptr_t)node->words[1], node->words[2]);
+        }
+        else {
+            status = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, node->shared, stream,
+                                    parameters, NULL);
+        }
+    }
+    return status;
+}
+
+int
+cuGraphDestroy(Graph *graph)
+{
+    fake_graphs--;
+    free(graph);
+    return 0;
+}
+
+int
+cuGraphExecDestroy(Graph *exec)
+{
+    return cuGraphDestroy(exec);
+}
+
 int
 cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, Stream *stream)
 {
     NEEDS_CONTEXT();
     if (!is_inside((void *)(uintptr_t)to, size) || !is_inside((void *)(uintptr_t)from, size)) {
         return INVALID_VALUE;
+    }
+    if (recorded && stream == recorded_stream) {
+        GraphNode *node = add_node(COPY_NODE);
+        node->words[0] = to, node->words[1] = from, node->words[2] = size;
+        return OK;
     }
     void *target = (void *)(uintptr_t)to, *source = (void *)(uintptr_t)from;
     enqueue(stream, &(Operation){.kind = WITHIN, .to = target, .from = source, .size = size});
@@ -746,6 +925,14 @@ cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsign
         || (int)shared > function->most_shared || (function->run && (bx % WARP || stream == NULL))) {
         return INVALID_VALUE;
     }
+    if (recorded && stream == recorded_stream) {
+        GraphNode *node = add_node(KERNEL_NODE);
+        node->function = function, node->blocks = gx, node->threads = bx, node->shared = shared;
+        for (int i = 0; i < function->parameters; i++) {
+            memcpy(&node->words[i], parameters[i], sizeof(uint64_t));
+        }
+        return 0;
+    }
     note(function, gx, bx, shared, stream, parameters);
     if (function->run) {
         Operation made = {.kind = LAUNCH, .function = function, .blocks = gx, .threads = bx, .shared = shared};
@@ -764,6 +951,14 @@ cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsign
 }
 
 /* --- PyTorch's functions ---------------------------------------------------------------------------- */
+
+/* In the place of aoti_torch_get_device_index: every tensor says that it is on the first GPU. */
+int32_t
+fake_device_index(void *tensor, int32_t *number)
+{
+    *number = 0;
+    return 0;
+}
 
 int32_t
 aoti_torch_get_current_cuda_stream(int32_t device, void **stream)

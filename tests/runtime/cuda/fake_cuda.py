@@ -69,6 +69,9 @@ class FakeCuda:
     def set_stream(self, device: int, stream: int) -> None:
         (ctypes.c_void_p * 4).in_dll(self.library, "fake_streams")[device] = stream
 
+    def stream(self, device: int) -> int:
+        return int((ctypes.c_void_p * 4).in_dll(self.library, "fake_streams")[device] or 0)
+
     @property
     def launches(self) -> list[Any]:
         return list((Launched * 4096).in_dll(self.library, "fake_launches")[: self.number("launch_count")])

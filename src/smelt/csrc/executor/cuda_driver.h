@@ -15,6 +15,32 @@ typedef struct CudaModuleOfDriver *CudaModuleHandle;
 typedef struct CudaFunctionOfDriver *CudaFunction;
 typedef struct CudaStreamOfDriver *CudaStream;
 typedef struct CudaLinkOfDriver *CudaLink;
+typedef struct CudaGraphOfDriver *CudaGraphHandle;
+typedef struct CudaGraphExecOfDriver *CudaGraphExec;
+typedef struct CudaNodeOfDriver *CudaNode;
+
+/* A kernel and a copy of a CUDA graph, as the driver declares them. */
+typedef struct {
+    CudaFunction function;
+    unsigned grid[3], block[3], shared;
+    void **parameters, **extra;
+    void *kernel;
+    CudaContext context;
+} CudaKernelNode;
+
+typedef struct {
+    size_t x, y, z, level;
+    int memory_type;
+    const void *host;
+    CudaAddress device;
+    void *array, *reserved;
+    size_t pitch, height;
+} CudaCopySide;
+
+typedef struct {
+    CudaCopySide from, to;
+    size_t width, height, depth;
+} CudaCopyNode;
 
 enum { CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_TOO_MANY_BLOCKS = -1 /* ours: see smelt_cuda_launch_grid */ };
 enum { CUDA_MOST_BLOCKS = 0x7fffffff, CUDA_LOG_BYTES = 16 * 1024 };
@@ -62,7 +88,21 @@ enum { CUDA_OPTIONAL = 0, CUDA_MEMORY = 1, CUDA_ASSEMBLER = 2, CUDA_ALWAYS = CUD
     F(cuStreamDestroy_v2, stream_destroy, CUDA_MEMORY, (CudaStream))                                                   \
     F(cuStreamSynchronize, stream_wait, CUDA_MEMORY, (CudaStream))                                                     \
     F(cuThreadExchangeStreamCaptureMode, capture_mode, CUDA_OPTIONAL, (int *mode))                                     \
-    F(cuStreamIsCapturing, is_capturing, CUDA_OPTIONAL, (CudaStream, int *status))
+    F(cuStreamIsCapturing, is_capturing, CUDA_OPTIONAL, (CudaStream, int *status))                                     \
+    F(cuStreamBeginCapture_v2, begin_capture, CUDA_OPTIONAL, (CudaStream, int mode))                                   \
+    F(cuStreamEndCapture, end_capture, CUDA_OPTIONAL, (CudaStream, CudaGraphHandle *))                                 \
+    F(cuStreamGetCaptureInfo_v2, capture_info, CUDA_OPTIONAL,                                                          \
+      (CudaStream, int *status, uint64_t *number, CudaGraphHandle *, const CudaNode **last, size_t *count))            \
+    F(cuGraphInstantiateWithFlags, instantiate, CUDA_OPTIONAL, (CudaGraphExec *, CudaGraphHandle, uint64_t flags))     \
+    F(cuGraphGetNodes, get_nodes, CUDA_OPTIONAL, (CudaGraphHandle, CudaNode *, size_t *count))                         \
+    F(cuGraphNodeGetType, get_type, CUDA_OPTIONAL, (CudaNode, int *type))                                              \
+    F(cuGraphMemcpyNodeGetParams, get_copy, CUDA_OPTIONAL, (CudaNode, CudaCopyNode *))                                 \
+    F(cuGraphDestroy, destroy_graph, CUDA_OPTIONAL, (CudaGraphHandle))                                                 \
+    F(cuGraphExecDestroy, destroy_exec, CUDA_OPTIONAL, (CudaGraphExec))                                                \
+    F(cuGraphExecKernelNodeSetParams_v2, set_kernel, CUDA_OPTIONAL, (CudaGraphExec, CudaNode, const CudaKernelNode *)) \
+    F(cuGraphExecMemcpyNodeSetParams, set_copy, CUDA_OPTIONAL,                                                         \
+      (CudaGraphExec, CudaNode, const CudaCopyNode *, CudaContext))                                                    \
+    F(cuGraphLaunch, launch_graph, CUDA_OPTIONAL, (CudaGraphExec, CudaStream))
 
 #define CUDA_FIELD(name, field, needed_by, parameters) CudaResult(*field) parameters;
 typedef struct {

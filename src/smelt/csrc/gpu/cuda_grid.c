@@ -55,6 +55,44 @@ refuse(LaunchCall *call, int fault, int at)
     return -1;
 }
 
+int
+cuda_current_stream(int32_t device, CudaStream *stream)
+{
+    const TorchFunctions *torch = atomic_load_explicit(&torch_functions, memory_order_acquire);
+    void *current = NULL;
+    const int status = torch->current_stream ? torch->current_stream(device, &current) : -1;
+    *stream = current;
+    return status;
+}
+
+/* Notes in a CUDA graph what a phase was launched with. */
+static CudaResult
+record_launch(const GridLauncher *self, const GraphRecording *recording, CudaFunction function, const GridRecord *grid,
+              const int64_t *sizes, void **parameters, int count)
+{
+    const int64_t blocks = cuda_size(grid->blocks, grid->slot, sizes);
+    const int pointers = (int)pointer_count(self);
+    CudaSource usual[USUAL_PARAMETERS];
+    CudaSource *sources = count <= USUAL_PARAMETERS ? usual : malloc((size_t)count * sizeof *sources);
+    if (sources == NULL) {
+        return CUDA_OUT_OF_MEMORY;
+    }
+    for (int i = 0; i < count; i++) {
+        const int64_t value = i < pointers ? recording->values[i].number : -1;
+        sources[i] = (CudaSource){value >= 0 && recording->is_outside[value] ? value : -1,
+                                  i < pointers && is_number(self, i) ? self->numbers[i] : 0};
+    }
+    const CudaKernelNode node = {.grid = {(unsigned)blocks, 1, 1},
+                                 .block = {(unsigned)grid->threads, 1, 1},
+                                 .shared = (unsigned)grid->shared_bytes,
+                                 .parameters = parameters};
+    const CudaResult status = blocks ? smelt_graph_add_launch(recording->graph, function, &node, sources, count) : 0;
+    if (sources != usual) {
+        free(sources);
+    }
+    return status;
+}
+
 /* Every phase in order, in the device's context. 0, or not, and the call says why. */
 static int
 launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, CudaStream stream, void *workspace)
@@ -78,7 +116,11 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
     CudaResult status = 0;
     for (int i = 0; status == 0 && i < self->phase_count; i++) {
         call->phase = i;
-        status = smelt_cuda_launch_grid(code->driver, code->functions[i], &self->phases[i].grid, sizes, stream, parameters);
+        const GridRecord *grid = &self->phases[i].grid;
+        status = smelt_cuda_launch_grid(code->driver, code->functions[i], grid, sizes, stream, parameters);
+        if (status == 0 && call->recording) {
+            status = record_launch(self, call->recording, code->functions[i], grid, sizes, parameters, count);
+        }
     }
     if (parameters != usual) {
         free(parameters);
@@ -97,7 +139,9 @@ launch_inside(GridLauncher *self, LaunchCall *call, const CudaCode *code, CudaSt
     if (status) {
         return refuse(call, GRID_DRIVER, status);
     }
-    note_recording(self, code->driver, stream);
+    if (call->recording == NULL) {
+        note_recording(self, code->driver, stream);
+    }
     int launched;
     if (bytes && (torch->allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
         launched = refuse(call, GRID_PYTHON, 0);

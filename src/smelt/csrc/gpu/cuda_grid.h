@@ -2,7 +2,11 @@
 #ifndef SMELT_CUDA_GRID_H
 #define SMELT_CUDA_GRID_H
 
+#include "executor/cuda_graph.h"
 #include "gpu/grid.h"
+
+/* The current stream of a device, as PyTorch says without Python. 0: it does. */
+int cuda_current_stream(int32_t device, CudaStream *stream);
 
 /* As `launch` and `finish` of a launcher. */
 int cuda_grid_launch(AnyLauncher *self, LaunchCall *call);

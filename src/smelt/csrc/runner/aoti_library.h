@@ -45,7 +45,8 @@ typedef struct ListOfValues *ListHandle;
     F(int32_t, aoti_torch_get_strides, strides, false, (Handle, int64_t **strides))                                    \
     F(int32_t, aoti_torch_get_dtype, dtype, false, (Handle, int32_t *dtype))                                           \
     F(int32_t, aoti_torch_get_device_index, device_index, false, (Handle, int32_t *number))                            \
-    F(int32_t, aoti_torch_item_bool, item_bool, false, (Handle, bool *value))
+    F(int32_t, aoti_torch_item_bool, item_bool, false, (Handle, bool *value))                                          \
+    F(size_t, aoti_torch_dtype_element_size, element_size, false, (int32_t dtype))
 
 #define LIBRARY_FIELD(type, name, field, is_needed, parameters) type(*field) parameters;
 typedef struct {

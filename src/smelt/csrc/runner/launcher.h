@@ -5,12 +5,20 @@
 #include <Python.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include "executor/table.h"
 
 /* Memory that is kept between calls: whoever acquires it has it alone until it is released. */
 typedef struct {
     void *memory;
     size_t size;
 } Workspace;
+
+/* A CUDA graph that a program's launches are recorded in. */
+typedef struct {
+    struct CudaGraph *graph;
+    const bool *is_outside;        /* of each value: whether it is given with a call, so that its address may change */
+    const ReferenceRecord *values; /* of the launch at hand */
+} GraphRecording;
 
 /* One launch: where its buffers are, and what is lent to it. */
 typedef struct {
@@ -19,6 +27,7 @@ typedef struct {
     Workspace *workspace; /* on the host, for this call alone */
     int32_t device;       /* the number of the GPU that its memory is on; -1: not asked, or on none */
     int32_t fault, at, phase; /* what `launch` says to `finish`: what went wrong, its number, and where */
+    const GraphRecording *recording; /* what is launched becomes part of a CUDA graph; NULL: of none */
 } LaunchCall;
 
 /* What all launchers begin with. `launch` needs no GIL; where it returns something else than 0, `finish` is called with

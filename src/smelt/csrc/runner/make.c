@@ -1,5 +1,5 @@
 /* Builds a Runner: binds a flat program (executor/table.c) to the objects it refers to and the functions it calls. */
-#include "runner/program.h"
+#include "gpu/replay.h"
 
 #include "runner/small_matmul.h"
 
@@ -165,18 +165,23 @@ bind(Runner *self)
             return -1;
         }
     }
-    return self->table.programs->consuming ? find_consumed(self) : 0;
+    if (self->table.programs->consuming && find_consumed(self) < 0) {
+        return -1;
+    }
+    self->replay = self->recorder == Py_None ? NULL : replay_new(self, &self->why_no_graphs);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 PyObject *
 runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"table", "objects", "threads", "acquire", "release", "allocate", "view", "fit", "watchers",
-                            NULL};
-    Runner parsed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!:Runner", names, &PyBytes_Type, &parsed.table_bytes,
+                            "recorder", NULL};
+    Runner parsed = {.recorder = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!|O:Runner", names, &PyBytes_Type, &parsed.table_bytes,
                                      &PyTuple_Type, &parsed.objects, &parsed.threads, &parsed.acquire, &parsed.release,
-                                     &parsed.allocate, &parsed.view, &parsed.fit, &PyTuple_Type, &parsed.watchers)) {
+                                     &parsed.allocate, &parsed.view, &parsed.fit, &PyTuple_Type, &parsed.watchers,
+                                     &parsed.recorder)) {
         return NULL;
     }
     Runner *self = (Runner *)type->tp_alloc(type, 0);

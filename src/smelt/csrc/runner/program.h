@@ -15,8 +15,8 @@
 
 /* What a Runner is given beside its table: a tuple of what the table refers to; how many threads to use; the arena; what
    Python does where the C interface does not (see _native.pyi); and callables, of which one that yields something true
-   says that Python makes every call itself. */
-#define RUNNER_OBJECTS(F) F(objects) F(threads) F(acquire) F(release) F(allocate) F(view) F(fit) F(watchers)
+   says that Python makes every call itself; what recording CUDA graphs takes of Python, or None. */
+#define RUNNER_OBJECTS(F) F(objects) F(threads) F(acquire) F(release) F(allocate) F(view) F(fit) F(watchers) F(recorder)
 
 #define RUNNER_OBJECT(name) PyObject *name;
 typedef struct {
@@ -34,6 +34,8 @@ typedef struct {
     bool *consumed; /* which inputs a step drops; NULL: not a consuming program */
     int64_t acquisitions; /* how often the GIL was acquired between two steps, in all calls */
     Workspace workspace;
+    struct Replay *replay;     /* its CUDA graphs; NULL: it has none */
+    const char *why_no_graphs; /* NULL: it has some, or nobody asked for them */
     int64_t *taken; /* nanoseconds per step, over `timed_calls` calls; NULL: nobody asks */
     int64_t timed_calls;
     PyObject *clock; /* makes the clock of a device for each call that is timed; NULL: the host's will do */

@@ -59,6 +59,8 @@ typedef struct {
     bool native;     /* whether handles may be used */
     int64_t step;    /* the one at work, -1: none yet */
     int64_t held;    /* the value, plus one, that was found true since the last kernel; 0: none */
+    GraphRecording *recording; /* steps become part of a CUDA graph; NULL: of none */
+    int64_t settings; /* of PyTorch, as a number that a recorded graph must have been recorded with */
     PyObject *clock; /* of a device, in a call that is timed; NULL: the host's will do */
     int64_t *taken, since; /* by the host's clock: nanoseconds of each step that was timed, and when the last ended */
 } Run;
@@ -127,5 +129,10 @@ int ask_threads(Run *run);
 /* All steps of the program, with a call of `after` after each, if it is not NULL. 0, or -1 with an exception and the
    GIL. */
 int run_steps(Run *run, int (*after)(void *run));
+
+/* An allocation, and a call of an operator; nothing where there are results already. Each 0, or -1 with an exception and
+   the GIL. */
+int allocate_value(Run *run, int64_t place);
+int call_operator(Run *run, const CallRecord *call);
 
 #endif

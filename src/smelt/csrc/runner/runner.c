@@ -5,7 +5,7 @@
    to drop an object, to create the results. Where that interface is unknown, where a dispatch mode or the profiler is
    active, and for tensors of other classes, Python does every step but the kernels, so that observers see the same
    calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
-#include "runner/run.h"
+#include "gpu/replay.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +142,9 @@ begin(Run *run, PyObject *const *inputs)
         bool owned = counts->consuming && i < counts->inputs;
         set_object(run, &run->values[i], owned ? Py_NewRef(object) : object, owned);
     }
+    if (run->native && program->replay && replay_ask_settings(run) < 0) {
+        return -1;
+    }
     if (counts->arena == 0) {
         return 0;
     }
@@ -248,7 +251,13 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
     status = status < 0 ? -1 : leave_python(run);
-    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run, NULL);
+    if (status == 0 && self->taken) {
+        status = run_steps_timed(run, self);
+    }
+    else if (status == 0) {
+        const int replayed = self->replay && run->native ? replay_steps(run) : 0;
+        status = replayed ? (replayed < 0 ? -1 : 0) : run_steps(run, NULL);
+    }
     come_back(run);
     if (status < 0 && run->step >= 0) {
         note_step(run->step);

@@ -54,11 +54,13 @@ value_at(Run *run, int64_t reference)
 
 /* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
 
-static int
-allocate(void *of, int64_t place)
+int
+allocate_value(Run *run, int64_t place)
 {
-    Run *run = of;
     Value *value = &run->values[place];
+    if (value->handle) {
+        return 0;
+    }
     const TensorRecord *layout = &run->table->tensors[place];
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
     const DeviceRecord *device = &run->table->devices[layout->device];
@@ -79,6 +81,12 @@ allocate(void *of, int64_t place)
     }
     set_object(run, value, object, true);
     return 0;
+}
+
+static int
+allocate(void *of, int64_t place)
+{
+    return allocate_value(of, place);
 }
 
 int
@@ -135,7 +143,11 @@ launch(void *of, const LaunchRecord *launch)
         }
     }
     LaunchCall call = {
-        .buffers = run->pointers, .threads = run->threads, .workspace = &run->workspace, .device = -1};
+        .buffers = run->pointers, .threads = run->threads, .workspace = &run->workspace, .device = -1,
+        .recording = run->recording};
+    if (run->recording) {
+        run->recording->values = &run->table->references[launch->values];
+    }
     if (kernel->device_from >= 0
         && device_of(run, value_at(run, launch->values + kernel->device_from), &call.device) < 0) {
         return -1;
@@ -343,10 +355,17 @@ multiply(Run *run, const NativeRecord *record)
     return 0;
 }
 
-static int
-call(void *of, const CallRecord *call)
+/* Whether a call was made before its step. */
+static bool
+is_made(const Run *run, const CallRecord *call)
 {
-    Run *run = of;
+    const int64_t first = call->result_count ? run->table->references[call->results].number : -1;
+    return first >= 0 && (run->values[first].handle || run->values[first].object);
+}
+
+int
+call_operator(Run *run, const CallRecord *call)
+{
     const NativeCall *native = run->native ? native_at(run->program, call) : NULL;
     if (call->unless >= 0) {
         return raise_unless(run, call);
@@ -360,9 +379,18 @@ call(void *of, const CallRecord *call)
             return keep_handles(run, call);
         }
     }
+    if (is_made(run, call)) {
+        return 0;
+    }
     acquire_gil(run);
     PyObject *result = call_python(run, call);
     return result ? keep_results(run, call, result) : -1;
+}
+
+static int
+call(void *of, const CallRecord *call)
+{
+    return call_operator(of, call);
 }
 
 static int
@@ -371,7 +399,8 @@ drop(void *of, const DropRecord *drop)
     Run *run = of;
     for (int64_t i = 0; i < drop->value_count; i++) {
         Value *value = value_at(run, drop->values + i);
-        if (!value->is_shared) {
+        const bool is_read = run->recording && run->recording->is_outside[value - run->values]; /* once it is launched */
+        if (!value->is_shared && !is_read) {
             drop_value(run, value);
         }
     }

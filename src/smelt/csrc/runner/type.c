@@ -1,5 +1,5 @@
 /* Runner as a Python type. */
-#include "runner/program.h"
+#include "gpu/replay.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -31,6 +31,7 @@ runner_dealloc(Runner *self)
     PyObject_GC_UnTrack(self);
     runner_clear(self);
     Py_XDECREF(self->table_bytes);
+    replay_free(self->replay);
     PyMem_Free(self->natives);
     PyMem_Free(self->consumed);
     free(self->taken);
@@ -64,6 +65,12 @@ runner_times(Runner *self, void *unused)
     return times ? Py_BuildValue("(LN)", (long long)self->timed_calls, times) : NULL;
 }
 
+static PyObject *
+runner_graphs(Runner *self, void *unused)
+{
+    return replay_told(self);
+}
+
 static PyMethodDef runner_methods[] = {
     {"time", (PyCFunction)runner_time, METH_O, "Begin or cease to time steps."},
     {NULL, NULL, 0, NULL},
@@ -80,6 +87,7 @@ static PyMemberDef runner_members[] = {
 
 static PyGetSetDef runner_getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"graphs", (getter)runner_graphs, NULL, "What became of its CUDA graphs.", NULL},
     {"times", (getter)runner_times, NULL, "How many calls were timed, and what each step took in all of them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

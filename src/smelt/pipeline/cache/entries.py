@@ -260,7 +260,7 @@ def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, a
 
     flat = restored(table, objects, launcher)
     events.count("kernels", reader.length_of("launches"))
-    return Executable.of_table(flat, options.threads, kernels, arenas)
+    return Executable.of_table(flat, options.threads, kernels, arenas, options.cuda_graphs)
 
 
 def text_of_file(contents: CacheFile) -> str:

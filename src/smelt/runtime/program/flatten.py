@@ -203,8 +203,11 @@ class _Flattener:
         factors = tuple([float(numbers.get(factor, 1)) for factor in _facts_of(step.op).factors or ()])
         # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
         begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
-        product_made = small_product(tensors, begins, {self.buffers[each.buffer].spec.dtype for each in tensors})
-        return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made)
+        specs = [self.buffers[each.buffer].spec for each in tensors]
+        on_cpu = specs[0].device.type == "cpu"
+        product_made = small_product(tensors, begins, {spec.dtype for spec in specs}) if on_cpu else ()
+        operands = tuple([self._ref(each) for each in tensors])
+        return function_call(step.op, operands, factors, product_made, specs[0].device.type)
 
     def _boxed(self, step: Library, named: Mapping[str, Any]) -> Native | None:
         # PyTorch's own scatters copy all of the storage that their input is in, be it a whole arena.
@@ -222,8 +225,11 @@ class _Flattener:
             return ()
         tensors = [self._operand(step.outs[0]), *operands]
         specs = [self.buffers[operand.buffer].spec for operand in tensors]
-        if {spec.device.type for spec in specs} != {"cpu"}:
+        devices = {spec.device for spec in specs}
+        if len(devices) != 1 or devices.pop().type not in ("cpu", "cuda"):
             return ()
+        if specs[0].device.type == "cuda":
+            return tensors
         return as_called(tensors, {spec.dtype for spec in specs})
 
     # --- tensors --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from smelt.ir.program import Program
 from smelt.ir.table.read import ProgramReader, read_program
 from smelt.ir.table.records import ProgramTable
 from smelt.ir.tensorspec import WORKSPACE
+from smelt.runtime.cuda.graph_recorder import RECORDERS
 from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.flatten import BuiltKernel, FlatTable, flatten
@@ -42,20 +43,31 @@ class Executable:
         *,
         consuming: bool = False,
         arenas: Arenas | None = None,
+        cuda_graphs: str = "never",
     ) -> None:
         connect()
         flat = flatten(program, kernels, consuming)
-        self._bind(flat, program, threads, keep_alive, arenas if arenas is not None else Arenas())
+        self._bind(flat, program, threads, keep_alive, arenas if arenas is not None else Arenas(), cuda_graphs)
 
     @classmethod
-    def of_table(cls, flat: FlatTable, threads: int, keep_alive: Any, arenas: Arenas) -> "Executable":
+    def of_table(
+        cls, flat: FlatTable, threads: int, keep_alive: Any, arenas: Arenas, cuda_graphs: str
+    ) -> "Executable":
         """A program that was flattened before."""
         connect()
         executable = cls.__new__(cls)
-        executable._bind(flat, None, threads, keep_alive, arenas)
+        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs)
         return executable
 
-    def _bind(self, flat: FlatTable, program: Program | None, threads: int, keep_alive: Any, arenas: Arenas) -> None:
+    def _bind(
+        self,
+        flat: FlatTable,
+        program: Program | None,
+        threads: int,
+        keep_alive: Any,
+        arenas: Arenas,
+        cuda_graphs: str,
+    ) -> None:
         self.flat = flat
         self.program = program  # None if the table came without it
         self.keep_alive = keep_alive  # owns the machine code
@@ -71,6 +83,7 @@ class Executable:
             view=_view,
             fit=fit,
             watchers=_WATCHERS,
+            recorder=RECORDERS[cuda_graphs],
         )
         self.run.__dict__["executable"] = self
         self.run.__dict__["writes_from"] = None if program_record.writes_from < 0 else program_record.writes_from

@@ -1,0 +1,704 @@
+/* Runs programs by CUDA graphs.
+
+   A graph is recorded from the program's own steps, on a stream beside the current one, with memory that belongs to the
+   graphs of the current stream (runtime/cuda/graph_recorder.py). Nobody notices by what a call returns:
+
+   - Results are allocated anew for each call. Kernels of ours write there, as they read inputs wherever those are. What a
+     library call returned is copied there.
+   - A library call has the addresses that it was recorded with. If an input, an arena or a result that it uses is elsewhere
+     now, another graph is used that was recorded so, or the steps are done one by one.
+   - A graph is recorded once the addresses that library calls use come back, and for a few sets of addresses. If results
+     never come back to an address, library calls write beside them, and they are copied.
+   - Graphs belong to a stream and to PyTorch's settings. A program that somebody else records, profiles or runs on another
+     thread at the same time is run step by step. */
+#include "gpu/replay.h"
+
+#include "gpu/cuda_grid.h"
+#include "gpu/grid_launcher.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { CUDA_KIND = 1 };      /* the number of such devices in PyTorch's C interface */
+enum { BUSY_BYTES = 16 << 20 }; /* that steps use on average where the GPU takes longer than the host to launch them */
+enum { MOST_GRAPHS = 8, MOST_SEEN = 8, FEW_STEPS = 3, MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+
+/* Memory that a call returns. */
+typedef struct {
+    int64_t value;
+    int64_t bytes;
+    bool is_library; /* a library call returns it */
+    Handle handle;   /* while steps are recorded */
+} Result;
+
+/* A graph, and what must be as it was when it was recorded. */
+typedef struct {
+    CudaGraph *graph;
+    CudaStream stream;
+    int64_t settings;
+    bool copies; /* results that library calls write are copied */
+    uint64_t *addresses;
+} Recorded;
+
+struct Replay {
+    pthread_mutex_t lock;
+    int64_t value_count, result_count;
+    bool *is_outside; /* of each value: it is there before the first step */
+    bool *is_used;    /* of each value: library calls use its address */
+    bool *is_result;  /* of each value: allocated for each call, and used by library calls */
+    bool *is_asked;   /* of each value: a number that the host was asked for */
+    Result *results;
+    uint64_t *addresses; /* of the call at hand */
+    uint64_t seen[MOST_SEEN]; /* hashes of what library calls used in the last calls */
+    Recorded graphs[MOST_GRAPHS];
+    int graph_count;
+    int failures, restless;
+    bool copies;
+    int64_t calls, launched;
+    const CudaDriver *driver; /* once one was asked for */
+    const char *why_not; /* the last call was done step by step */
+};
+
+/* --- which programs ------------------------------------------------------------------------------------------ */
+
+static bool
+is_on_gpu(const Table *table, int64_t value)
+{
+    return table->devices[table->tensors[value].device].kind == CUDA_KIND;
+}
+
+/* From the first byte of a value to its last; -1 where that is not known (ir/tensorspec.py, WORKSPACE). */
+static int64_t
+extent(const Runner *program, int64_t value)
+{
+    const TensorRecord *tensor = &program->table.tensors[value];
+    const int64_t *sizes = &program->table.numbers->number + tensor->numbers, *strides = sizes + tensor->rank;
+    const int64_t element = (int64_t)library.element_size((int32_t)program->table.dtypes[tensor->dtype].code);
+    int64_t last = 0;
+    if (tensor->rank == 3 && sizes[0] == 0 && sizes[1] == 0 && sizes[2] == 0) {
+        return -1;
+    }
+    for (int64_t i = 0; i < tensor->rank; i++) {
+        if (sizes[i] <= 0) {
+            return 0;
+        }
+        last += (sizes[i] - 1) * strides[i];
+    }
+    return (last + 1) * element;
+}
+
+/* Whether a call is made before a graph is launched: it asks the host for numbers, which kernels are given. */
+static bool
+is_host_call(const Table *table, const CallRecord *call)
+{
+    return strncmp(table_string(table, call->name), "smelt::philox_state", strlen("smelt::philox_state")) == 0;
+}
+
+/* Calls a function for every tensor among the items, until one returns something else than NULL: that. */
+typedef const char *(*ForValue)(void *of, int64_t value);
+
+static const char *
+for_values(const Table *table, int64_t first, int64_t count, ForValue function, void *of)
+{
+    const char *answer = NULL;
+    for (int64_t i = first; answer == NULL && i < first + count; i++) {
+        const ItemRecord *item = &table->items[i];
+        if (item->kind == VALUE_ITEM) {
+            answer = function(of, item->what);
+        }
+        else if (item->kind == TUPLE_ITEM || item->kind == LIST_ITEM) {
+            answer = for_values(table, item->what, item->length, function, of);
+        }
+    }
+    return answer;
+}
+
+static const char *
+why_not_argument(void *of, int64_t value)
+{
+    const Table *table = of;
+    const int64_t constants = table->programs->inputs + table->programs->constants;
+    const bool is_constant = value >= table->programs->inputs && value < constants;
+    return is_on_gpu(table, value) || is_constant ? NULL : "a library call uses tensors of the host";
+}
+
+static const char *
+why_not_host_argument(void *of, int64_t value)
+{
+    const Table *table = of;
+    const int64_t constants = table->programs->inputs + table->programs->constants;
+    return value < constants ? NULL : "dropout depends on where the program has its memory";
+}
+
+static const char *
+why_no_call(const Table *table, const CallRecord *call)
+{
+    const bool is_host = is_host_call(table, call);
+    if (call->unless >= 0) {
+        return "it raises by what it computes";
+    }
+    if (!is_host && strncmp(table_string(table, call->name), "aten::", strlen("aten::"))) {
+        return "an operator that is not PyTorch's may do more than compute";
+    }
+    for (int64_t k = 0; !is_host && k < call->result_count; k++) {
+        const int64_t value = table->references[call->results + k].number;
+        if (value >= 0 && !is_on_gpu(table, value)) {
+            return "a library call returns tensors of the host";
+        }
+    }
+    return for_values(table, call->arguments, call->argument_count, is_host ? why_not_host_argument : why_not_argument,
+                      (void *)(uintptr_t)table);
+}
+
+static const char *
+why_no_launch(const Runner *program, const LaunchRecord *launch)
+{
+    const Table *table = &program->table;
+    const AnyLauncher *launcher = launcher_at(program, launch);
+    if (launcher == NULL || Py_TYPE(launcher) != &GridLauncherType || ((const GridLauncher *)launcher)->support == NULL) {
+        return "it has kernels for the host";
+    }
+    const bool has_sizes = ((const GridLauncher *)launcher)->size_count > 0;
+    const int64_t last = table->references[launch->values + launch->value_count - 1].number;
+    return has_sizes && last < table->programs->inputs ? "its sizes come with each call" : NULL;
+}
+
+typedef struct {
+    const Runner *program;
+    int64_t bytes;
+} Used;
+
+static const char *
+add_bytes(void *of, int64_t value)
+{
+    Used *used = of;
+    const int64_t bytes = extent(used->program, value);
+    used->bytes += bytes > 0 ? bytes : 0;
+    return NULL;
+}
+
+/* Whether the GPU is busy longer than the host takes to launch steps one by one: then a graph saves little, and it takes
+   memory: all results of a call at once, and what library calls return twice. */
+static bool
+is_busy(const Runner *program)
+{
+    const Table *table = &program->table;
+    Used used = {.program = program};
+    int64_t work = 0;
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        if (step->kind == CALL_STEP) {
+            const CallRecord *call = &table->calls[step->place];
+            for_values(table, call->arguments, call->argument_count, add_bytes, &used);
+            work++;
+        }
+        if (step->kind == LAUNCH_STEP) {
+            const LaunchRecord *launch = &table->launches[step->place];
+            for (int64_t k = 0; k < launch->value_count; k++) {
+                add_bytes(&used, table->references[launch->values + k].number);
+            }
+            work++;
+        }
+    }
+    return used.bytes > work * BUSY_BYTES;
+}
+
+/* Why a program's steps cannot become a graph; NULL: they can. */
+static const char *
+why_no_graph(const Runner *program)
+{
+    const Table *table = &program->table;
+    int64_t work = 0, device = -2;
+    for (int64_t i = 0; i < table->counts[TENSORS]; i++) {
+        const DeviceRecord *on = &table->devices[table->tensors[i].device];
+        if (on->kind == CUDA_KIND && device != -2 && device != on->number) {
+            return "it uses several GPUs";
+        }
+        device = on->kind == CUDA_KIND ? on->number : device;
+    }
+    if (device == -2 || library.element_size == NULL || library.device_index == NULL) {
+        return "it uses no GPU";
+    }
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        const char *why = NULL;
+        work += step->kind == LAUNCH_STEP || step->kind == CALL_STEP;
+        if (step->kind == ALLOCATE_STEP && !is_on_gpu(table, step->place)) {
+            why = "it has tensors of the host";
+        }
+        if (step->kind == LAUNCH_STEP) {
+            why = why_no_launch(program, &table->launches[step->place]);
+        }
+        if (step->kind == CALL_STEP) {
+            why = why_no_call(table, &table->calls[step->place]);
+        }
+        if (why) {
+            return why;
+        }
+    }
+    return work < FEW_STEPS ? "it has few steps" : NULL;
+}
+
+static const char *
+mark(void *of, int64_t value)
+{
+    ((bool *)of)[value] = true;
+    return NULL;
+}
+
+/* What the table says of values. False: what a library call returns is as large as it likes. */
+static bool
+fill(Replay *replay, const Runner *program)
+{
+    const Table *table = &program->table;
+    const ProgramRecord *counts = table->programs;
+    const int64_t count = replay->value_count, first_arena = count - counts->arena;
+    bool *leaves = replay->is_outside; /* at first */
+    for_values(table, counts->output, 1, mark, leaves);
+    for (int64_t i = counts->inputs + counts->constants; i < first_arena; i++) {
+        if (leaves[i] && is_on_gpu(table, i)) {
+            replay->results[replay->result_count++] =
+                (Result){.value = i, .bytes = extent(program, i), .is_library = true};
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        replay->is_outside[i] = i < counts->inputs + counts->constants || i >= first_arena;
+    }
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        for (int64_t k = 0; step->kind == ALLOCATE_STEP && k < replay->result_count; k++) {
+            Result *result = &replay->results[k];
+            result->is_library = result->is_library && result->value != step->place;
+            replay->is_outside[step->place] = replay->is_outside[step->place] || result->value == step->place;
+        }
+        const CallRecord *call = step->kind == CALL_STEP ? &table->calls[step->place] : NULL;
+        if (call) {
+            for_values(table, call->arguments, call->argument_count, mark, replay->is_used);
+        }
+        for (int64_t k = 0; call && is_host_call(table, call) && k < call->result_count; k++) {
+            const int64_t value = table->references[call->results + k].number;
+            if (value >= 0) {
+                replay->is_asked[value] = replay->is_outside[value] = true;
+            }
+        }
+    }
+    bool is_known = true;
+    for (int64_t k = 0; k < replay->result_count; k++) {
+        const Result *result = &replay->results[k];
+        replay->is_result[result->value] = !result->is_library && replay->is_used[result->value];
+        is_known = is_known && result->bytes >= 0;
+    }
+    return is_known;
+}
+
+Replay *
+replay_new(const Runner *program, const char **why_not)
+{
+    const int64_t count = program->table.counts[TENSORS];
+    PyObject *always = PyObject_GetAttrString(program->recorder, "always");
+    *why_not = why_no_graph(program);
+    if (*why_not == NULL && always == Py_False && is_busy(program)) {
+        *why_not = "the GPU takes longer than its launches";
+    }
+    Py_XDECREF(always);
+    if (*why_not || always == NULL) {
+        return NULL;
+    }
+    Replay *replay = calloc(1, sizeof *replay);
+    const size_t flags = (size_t)count * sizeof(bool);
+    if (replay) {
+        replay->value_count = count;
+        replay->is_outside = calloc(4, flags + 1);
+        replay->results = calloc((size_t)count + 1, sizeof *replay->results);
+        replay->addresses = calloc((size_t)count + 1, sizeof *replay->addresses);
+    }
+    if (replay == NULL || !replay->is_outside || !replay->results || !replay->addresses
+        || pthread_mutex_init(&replay->lock, NULL)) {
+        replay_free(replay);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    replay->is_used = replay->is_outside + count;
+    replay->is_result = replay->is_used + count;
+    replay->is_asked = replay->is_result + count;
+    if (!fill(replay, program)) {
+        *why_not = "a library call returns as much as it likes";
+        replay_free(replay);
+        return NULL;
+    }
+    return replay;
+}
+
+static void
+forget(Replay *replay, int number)
+{
+    Recorded *recorded = &replay->graphs[number];
+    smelt_graph_free(recorded->graph);
+    free(recorded->addresses);
+    *recorded = replay->graphs[--replay->graph_count];
+}
+
+void
+replay_free(Replay *replay)
+{
+    if (replay) {
+        while (replay->graph_count) {
+            forget(replay, replay->graph_count - 1);
+        }
+        free(replay->is_outside);
+        free(replay->results);
+        free(replay->addresses);
+        free(replay);
+    }
+}
+
+PyObject *
+replay_told(const Runner *program)
+{
+    const Replay *replay = program->replay;
+    if (replay == NULL) {
+        return Py_BuildValue("{sz}", "why_not", program->why_no_graphs);
+    }
+    return Py_BuildValue("{sLsLsiszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
+                         "graphs", replay->graph_count, "why_not", replay->why_not, "copies",
+                         replay->copies ? Py_True : Py_False);
+}
+
+int
+replay_ask_settings(Run *run)
+{
+    PyObject *settings = PyObject_GetAttrString(run->program->recorder, "settings");
+    PyObject *answer = settings ? PyObject_CallNoArgs(settings) : NULL;
+    run->settings = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(settings);
+    Py_XDECREF(answer);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* --- a call -------------------------------------------------------------------------------------------------- */
+
+/* Whether a graph has to have been recorded with the address of a value. */
+static bool
+is_fixed(const Replay *replay, int64_t value, bool copies)
+{
+    return replay->is_outside[value] && replay->is_used[value] && !(copies && replay->is_result[value]);
+}
+
+static uint64_t
+hash_of(const Replay *replay, const Run *run, CudaStream stream)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)stream * 31 + (uint64_t)run->settings + replay->copies + 1;
+    for (int64_t i = 0; i < replay->value_count; i++) {
+        if (is_fixed(replay, i, replay->copies)) {
+            hash = (hash ^ replay->addresses[i]) * UINT64_C(0x9E3779B97F4A7C15);
+            hash ^= hash >> 29;
+        }
+    }
+    return hash;
+}
+
+/* Whether a graph does what the call at hand is to do. */
+static bool
+fits(const Replay *replay, const Recorded *recorded, const Run *run, CudaStream stream)
+{
+    if (recorded->stream != stream || recorded->settings != run->settings) {
+        return false;
+    }
+    for (int64_t i = 0; i < replay->value_count; i++) {
+        const uint64_t moved = recorded->addresses[i] ^ replay->addresses[i];
+        if (moved && replay->is_outside[i] && (is_fixed(replay, i, recorded->copies) || moved % ALIGNED)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Asks the host for numbers. 0, or -1 with an exception and the GIL. */
+static int
+ask_host(Run *run)
+{
+    const Table *table = run->table;
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        if (step->kind == CALL_STEP && is_host_call(table, &table->calls[step->place])) {
+            run->step = i;
+            if (call_operator(run, &table->calls[step->place]) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Allocates what the call returns. 0, or -1 with an exception and the GIL. */
+static int
+allocate_results(Replay *replay, Run *run)
+{
+    for (int64_t i = 0; i < replay->result_count; i++) {
+        if (allocate_value(run, replay->results[i].value) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Where everything is. 0, or -1 with an exception and the GIL. */
+static int
+find_addresses(Replay *replay, Run *run)
+{
+    for (int64_t i = 0; i < replay->value_count; i++) {
+        void *data = NULL;
+        if (run->values[i].handle && data_of(run, &run->values[i], &data) < 0) {
+            return -1;
+        }
+        replay->addresses[i] = (uintptr_t)data;
+    }
+    return 0;
+}
+
+/* What is made while steps are recorded, gone; what library calls write is copied to what the call returns. */
+static CudaResult
+finish_values(Replay *replay, Run *run, CudaGraph *graph)
+{
+    CudaResult status = 0;
+    for (int64_t i = 0; i < replay->result_count; i++) {
+        Result *result = &replay->results[i];
+        Value *value = &run->values[result->value];
+        void *from, *to;
+        if (result->handle == NULL) {
+            continue;
+        }
+        if (status == 0 && graph && value->handle && result->bytes) {
+            int32_t device;
+            bool failed = library.data_ptr(value->handle, &from) || library.data_ptr(result->handle, &to)
+                          || library.device_index(value->handle, &device) || device < 0;
+            status = failed ? CUDA_INVALID_VALUE : smelt_graph_add_copy(graph, result->value, to, from, result->bytes);
+        }
+        drop_value(run, value);
+        *value = (Value){.handle = result->handle, .owns_handle = true};
+        result->handle = NULL;
+    }
+    const int64_t first = run->table->programs->inputs + run->table->programs->constants;
+    for (int64_t i = first; graph && i < replay->value_count; i++) {
+        bool stays = replay->is_outside[i];
+        for (int64_t k = 0; !stays && k < replay->result_count; k++) {
+            stays = replay->results[k].value == i;
+        }
+        if (!stays) {
+            drop_value(run, &run->values[i]);
+        }
+    }
+    return status;
+}
+
+/* Records the steps on a stream. 0: there is a graph. Otherwise nothing was done, and there may be an exception. With the
+   GIL at the end as at the beginning. */
+static int
+record_on(Replay *replay, Run *run, const CudaDriver *driver, CudaContext context, CudaStream stream, Recorded *recorded)
+{
+    CudaGraph *graph = NULL;
+    GraphRecording recording = {.is_outside = replay->is_outside};
+    CudaContext before;
+    bool *kept = NULL;
+    for (int64_t i = 0; i < replay->result_count; i++) {
+        Result *result = &replay->results[i];
+        if (result->is_library || (replay->copies && replay->is_result[result->value])) {
+            result->handle = run->values[result->value].handle;
+            run->values[result->value] = (Value){.handle = NULL};
+        }
+    }
+    if (replay->copies) { /* kernels write beside the results that are copied, too */
+        kept = malloc((size_t)replay->value_count + 1);
+        for (int64_t i = 0; kept && i < replay->value_count; i++) {
+            kept[i] = replay->is_outside[i] && !replay->is_result[i];
+        }
+        recording.is_outside = kept ? kept : replay->is_outside;
+    }
+    CudaResult status = replay->copies && kept == NULL ? CUDA_OUT_OF_MEMORY : cuda_enter(driver, context, &before);
+    if (status == 0) {
+        status = smelt_graph_begin(&graph, driver, context, stream);
+        recording.graph = graph;
+        run->recording = &recording;
+        release_gil(run);
+        const bool raised = status == 0 && run_steps(run, NULL) < 0;
+        status = status || raised ? CUDA_INVALID_VALUE : 0;
+        run->recording = NULL;
+        const CudaResult finished = finish_values(replay, run, status ? NULL : graph);
+        status = status ? status : finished;
+        status = status ? status : smelt_graph_end(graph);
+        if (status) {
+            smelt_graph_free(graph);
+            graph = NULL;
+        }
+        cuda_leave(driver, context, before);
+        acquire_gil(run);
+    }
+    else {
+        finish_values(replay, run, NULL);
+    }
+    free(kept);
+    recorded->graph = graph;
+    return status ? -1 : 0;
+}
+
+/* Everything that is no input and nobody's but the call's, gone: steps that were recorded half may have left it. */
+static void
+drop_rest(Replay *replay, Run *run)
+{
+    const int64_t first = run->table->programs->inputs + run->table->programs->constants;
+    for (int64_t i = first; i < replay->value_count - run->table->programs->arena; i++) {
+        if (!replay->is_asked[i]) {
+            drop_value(run, &run->values[i]);
+        }
+    }
+}
+
+/* Records a graph for the addresses of the call at hand. True: it is there, and the call's results as well. */
+static bool
+record(Replay *replay, Run *run, int32_t device, CudaStream stream)
+{
+    Recorded recorded = {.stream = stream, .settings = run->settings, .copies = replay->copies};
+    const size_t bytes = ((size_t)replay->value_count + 1) * sizeof *recorded.addresses;
+    CudaContext context;
+    bool is_made = false;
+    acquire_gil(run);
+    const CudaDriver *driver = cuda_driver();
+    PyObject *side = driver && smelt_graph_is_possible(driver) && cuda_context(driver, device, &context) == 0
+                         ? PyObject_CallMethod(run->program->recorder, "begin", "i", (int)device)
+                         : NULL;
+    PyObject *number = side && side != Py_None ? PyObject_GetAttrString(side, "stream") : NULL;
+    recorded.addresses = malloc(bytes);
+    if (number && recorded.addresses) {
+        memcpy(recorded.addresses, replay->addresses, bytes);
+        CudaStream on = PyLong_AsVoidPtr(number);
+        is_made = on && record_on(replay, run, driver, context, on, &recorded) == 0;
+    }
+    PyErr_Clear();
+    Py_XDECREF(number);
+    PyObject *ended = number ? PyObject_CallMethod(side, "end", NULL) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(ended);
+    Py_XDECREF(side);
+    replay->driver = driver;
+    if (is_made) {
+        replay->graphs[replay->graph_count++] = recorded;
+    }
+    else {
+        free(recorded.addresses);
+        drop_rest(replay, run);
+        replay->failures += number != NULL || driver == NULL;
+    }
+    release_gil(run);
+    return is_made;
+}
+
+/* Whether the addresses that library calls use were seen a short while ago; if not, they are noted. */
+static bool
+comes_back(Replay *replay, uint64_t hash)
+{
+    for (int i = 0; i < MOST_SEEN; i++) {
+        if (replay->seen[i] == hash) {
+            return true;
+        }
+    }
+    memmove(replay->seen + 1, replay->seen, sizeof replay->seen - sizeof *replay->seen);
+    replay->seen[0] = hash;
+    return false;
+}
+
+static bool
+launch_graph(Replay *replay, int number, CudaStream stream)
+{
+    Recorded *recorded = &replay->graphs[number];
+    if (smelt_graph_launch(recorded->graph, stream, replay->addresses)) {
+        forget(replay, number);
+        replay->failures++;
+        return false;
+    }
+    replay->launched++;
+    replay->restless = 0;
+    return true;
+}
+
+/* The graph for the call at hand, recorded now if it is worth it; -1: none. */
+static int
+find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
+{
+    for (int i = 0; i < replay->graph_count; i++) {
+        if (fits(replay, &replay->graphs[i], run, stream)) {
+            return i;
+        }
+    }
+    if (!comes_back(replay, hash_of(replay, run, stream))) {
+        replay->why_not = "library calls use other memory than before";
+        replay->restless++;
+        if (replay->restless >= RESTLESS && !replay->copies) {
+            replay->copies = true;
+            replay->restless = 0;
+        }
+        return -1;
+    }
+    if (replay->graph_count == MOST_GRAPHS) {
+        replay->why_not = "library calls use memory at too many places";
+        return -1;
+    }
+    if (!record(replay, run, device, stream)) {
+        replay->why_not = "its steps could not be recorded";
+        return -1;
+    }
+    return replay->graph_count - 1;
+}
+
+static int
+try_graph(Replay *replay, Run *run)
+{
+    int32_t device = -1;
+    CudaStream stream;
+    for (int64_t i = 0; device < 0 && i < replay->value_count; i++) {
+        if (run->values[i].handle && is_on_gpu(run->table, i) && device_of(run, &run->values[i], &device) < 0) {
+            return -1;
+        }
+    }
+    replay->calls++;
+    if (replay->calls == 1 || device < 0 || replay->failures >= MOST_FAILURES || cuda_current_stream(device, &stream)) {
+        replay->why_not = replay->calls == 1 ? "it was the first call" : "its steps could not be recorded";
+        return 0;
+    }
+    int status = 0;
+    if (replay->driver && stream && (replay->driver->is_capturing(stream, &status) || status)) {
+        replay->why_not = "somebody else records";
+        return 0;
+    }
+    if (ask_host(run) < 0) {
+        return -1;
+    }
+    if (allocate_results(replay, run) < 0 || find_addresses(replay, run) < 0) { /* steps may need less memory at once */
+        PyErr_Clear();
+        drop_rest(replay, run);
+        release_gil(run);
+        replay->why_not = "there is no memory for all results at once";
+        return 0;
+    }
+    const int number = find_graph(replay, run, device, stream);
+    if (number >= 0 && launch_graph(replay, number, stream)) {
+        return 1;
+    }
+    for (int64_t i = 0; i < replay->result_count; i++) {
+        if (replay->results[i].is_library) {
+            drop_value(run, &run->values[replay->results[i].value]);
+        }
+    }
+    return 0;
+}
+
+int
+replay_steps(Run *run)
+{
+    Replay *replay = run->program->replay;
+    if (pthread_mutex_trylock(&replay->lock)) {
+        return 0;
+    }
+    const int status = try_graph(replay, run);
+    pthread_mutex_unlock(&replay->lock);
+    return status;
+}

@@ -1,0 +1,277 @@
+"""Programs whose calls repeat become CUDA graphs by themselves: nobody notices but by the time a call takes."""
+
+import copy
+import gc
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+from smelt import _native
+from tests.gpu.helpers import CUDA, assert_near, randn
+
+
+def launches() -> int:
+    """How many times graphs were launched, of all programs there are."""
+    runners = [each for each in gc.get_objects() if type(each) is _native.Runner]
+    return sum(runner.graphs.get("launched", 0) for runner in runners)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    smelt.reset()
+    gc.collect()
+    yield
+    smelt.reset()
+
+
+class Block(nn.Module):
+    """Library calls that write results, library calls that return them, and kernels."""
+
+    def __init__(self, width: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        x = x + F.dropout(self.out(attended), self.dropout, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
+
+
+def model(layers: int = 3, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block(dropout=dropout) for _ in range(layers)]).to(CUDA, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inference_is_replayed_with_new_inputs_and_fresh_outputs(dtype: torch.dtype) -> None:
+    net = model(dtype=dtype).eval()
+    compiled = smelt.compile(net)
+    kept, wanted = [], []
+    with torch.no_grad():
+        for seed in range(40):
+            x = randn(2, 16, 64, dtype=dtype, seed=seed)
+            kept.append(compiled(x))
+            wanted.append(net(x))
+        assert launches() > 5
+        for mine, eager in zip(kept, wanted, strict=True):  # outputs of old calls never change
+            assert_near(mine, eager, allowed=2e-2 if dtype is torch.bfloat16 else 1e-3)
+
+
+def train(net: nn.Module, call: Callable[..., Any], steps: int, **how: Any) -> list[float]:
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    torch.manual_seed(1)
+    losses = []
+    for step in range(steps):
+        x = randn(2, 16, 64, seed=step)
+        loss = (call(x) - x.roll(1, -1)).square().mean()
+        loss.backward()
+        if not how.get("accumulate") or step % 2:
+            opt.step()
+            opt.zero_grad(set_to_none=how.get("set_to_none", True))
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("how", [{}, {"set_to_none": False}, {"accumulate": True}], ids=str)
+def test_training_is_replayed_and_computes_the_losses_of_eager(dropout: float, how: dict[str, Any]) -> None:
+    eager, mine = model(dropout=dropout), model(dropout=dropout)
+    wanted = train(eager, eager, 30, **how)
+    losses = train(mine, smelt.compile(mine), 30, **how)
+    assert losses == pytest.approx(wanted, rel=2e-3)
+    assert launches() > 5
+
+
+def test_parameters_that_move_are_found() -> None:
+    net = model().eval()
+    compiled = smelt.compile(net)
+    x = randn(2, 16, 64)
+    with torch.no_grad():
+        for number in range(30):
+            if number % 6 == 5:
+                for parameter in net.parameters():
+                    parameter.data = parameter.data * 1.01
+            assert_near(compiled(x), net(x))
+    assert launches() > 5
+
+
+def test_what_changes_in_place_is_read_anew() -> None:
+    net = model().eval()
+    compiled = smelt.compile(net)
+    x = randn(2, 16, 64)
+    with torch.no_grad():
+        for _ in range(10):
+            for parameter in net.parameters():
+                parameter.mul_(1.01)
+            x.add_(0.1)
+            assert_near(compiled(x), net(x))
+    assert launches() > 3
+
+
+def test_streams_have_graphs_of_their_own() -> None:
+    net = model().eval()
+    compiled = smelt.compile(net)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    with torch.no_grad():
+        inputs = [randn(2, 16, 64, seed=seed) for seed in range(24)]
+        wanted = [net(x) for x in inputs]
+        torch.cuda.synchronize()
+        results = []
+        for number, x in enumerate(inputs):
+            with torch.cuda.stream(streams[number % 3]):
+                results.append(compiled(x))
+        torch.cuda.synchronize()
+        for mine, eager in zip(results, wanted, strict=True):
+            assert_near(mine, eager)
+
+
+def test_threads_share_a_compiled_model() -> None:
+    net = model().eval()
+    compiled = smelt.compile(net)
+    faults: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                for number in range(20):
+                    x = randn(2, 16, 64, seed=seed + number)
+                    torch.cuda.current_stream().synchronize()
+                    assert_near(compiled(x), net(x))
+        except BaseException as error:
+            faults.append(error)
+
+    with torch.no_grad():
+        compiled(randn(2, 16, 64))
+    threads = [threading.Thread(target=work, args=(100 * number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[0]
+
+
+def test_states_that_calls_write_go_on() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)]
+        return nn.Sequential(*layers).to(CUDA)
+
+    eager, mine = build(), build()
+    compiled = smelt.compile(mine)
+    for seed in range(12):
+        x = randn(4, 3, 12, 12, seed=seed)
+        assert_near(compiled(x), eager(x))
+    assert_near(list(mine.buffers()), list(eager.buffers()))
+    assert launches() > 3
+
+
+def test_settings_of_pytorch_are_followed() -> None:
+    net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).to(CUDA).eval()
+    compiled = smelt.compile(net)
+    plain = smelt.compile(copy.deepcopy(net), options={"cuda_graphs": "never"})
+    x = randn(512, 512)
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        with torch.no_grad():
+            for number in range(16):
+                torch.backends.cuda.matmul.allow_tf32 = number % 8 >= 4
+                assert torch.equal(compiled(x), plain(x))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_an_error_within_leaves_everything_as_it_was() -> None:
+    compiled = smelt.compile(lambda x, w: torch.softmax(x @ w, -1) @ w.t() + F.gelu(x @ w) @ w)
+    w = randn(64, 64)
+    for number in range(8):
+        if number in (2, 5):
+            with pytest.raises(RuntimeError):
+                compiled(randn(8, 65), w)
+        x = randn(8, 64, seed=number)
+        assert_near(compiled(x, w), torch.softmax(x @ w, -1) @ w.t() + F.gelu(x @ w) @ w)
+
+
+def test_random_numbers_of_the_library_are_drawn_anew() -> None:
+    def noisy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ w + torch.randn_like(x) + torch.rand(x.shape, device=x.device), -1) @ w
+
+    compiled = smelt.compile(noisy, options={"eager_random": True})
+    x, w = randn(64, 64), randn(64, 64)
+    for number in range(8):
+        torch.manual_seed(number // 2)
+        mine = compiled(x, w)
+        torch.manual_seed(number // 2)
+        assert_near(mine, noisy(x, w))
+
+
+def test_backward_twice_and_second_derivatives() -> None:
+    net = model(2)
+    compiled = smelt.compile(net)
+    for seed in range(10):
+        x = randn(2, 16, 64, seed=seed)
+        net.zero_grad()
+        loss = compiled(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        mine = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+        net.zero_grad()
+        (2 * net(x).square().mean()).backward()
+        assert_near(mine, [parameter.grad for parameter in net.parameters() if parameter.grad is not None])
+
+
+def test_many_steps_of_everything_at_once() -> None:
+    """Random choices of sizes, streams, modes, moved parameters, accumulated and doubled gradients, kept outputs."""
+    choose = random.Random(0)
+    eager = model(2)
+    mine = copy.deepcopy(eager)
+    compiled = smelt.compile(mine, dynamic=False)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    side = torch.cuda.Stream()
+    for step in range(300):
+        if choose.random() < 0.05:
+            for net in (eager, mine):
+                for parameter in net.parameters():
+                    parameter.data = parameter.data.clone()
+        if choose.random() < 0.2:
+            for net in (eager, mine):
+                net.train(not net.training)
+        stream = side if choose.random() < 0.2 else torch.cuda.current_stream()
+        x = randn(choose.choice((1, 2)), 16, 64, seed=step)
+        stream.wait_stream(torch.cuda.current_stream())
+        grads = choose.random() < 0.5
+        outs = []
+        with torch.cuda.stream(stream), torch.set_grad_enabled(grads):
+            for call in (eager, compiled):
+                out = call(x)
+                outs.append(out.detach())
+                if grads:
+                    out.square().mean().backward(retain_graph=choose.random() < 0.0)
+        torch.cuda.current_stream().wait_stream(stream)
+        if choose.random() < 0.3:
+            kept.append((outs[0], outs[1]))
+        assert_near(outs[1], outs[0])
+        if grads and choose.random() < 0.5:
+            for net in (eager, mine):
+                net.zero_grad(set_to_none=True)
+    for old_eager, old_mine in kept:
+        assert_near(old_mine, old_eager)
+    assert launches() > 50
+
+
+def test_graphs_are_switched_off_by_an_option() -> None:
+    net = model().eval()
+    compiled = smelt.compile(net, options={"cuda_graphs": "never"})
+    with torch.no_grad():
+        for _ in range(8):
+            compiled(randn(2, 16, 64))
+    assert launches() == 0

@@ -1,0 +1,197 @@
+"""Programs as CUDA graphs, by the fake driver: when they are recorded, what they are launched with, and when not."""
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from smelt import _native
+from smelt.ir.table.records import Allocate, Call, Drop, Ref
+from smelt.ir.table.write import write_program
+from smelt.runtime.cuda.image import CudaCode
+from smelt.torch_abi import aoti_shims
+from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
+from tests.program_tables import Launched, program, tensor
+from tests.runtime.cuda.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, Grid, cuda_launcher, ptx
+
+TEXT = ptx(("add_one", 4), ("numbers", 5))
+GPU, HOST = torch.device("cuda"), torch.device("cpu")
+SIDE = 0x51DE
+COUNT = 5
+
+
+class Recorder:
+    """A stream to record on, and memory that stays: the host's, as all memory here."""
+
+    always = False
+    now = 0
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.stream, self.under_way, self.current = cuda, SIDE, 0, 0
+        self.pool: list[torch.Tensor] = []
+
+    def begin(self, device: int) -> "Recorder":
+        assert device == 0
+        self.under_way += 1
+        self.current = self.cuda.stream(device)
+        self.cuda.set_stream(device, SIDE)
+        return self
+
+    def end(self) -> None:
+        self.under_way -= 1
+        self.cuda.set_stream(0, self.current)
+
+    def settings(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def gpu(cuda: FakeCuda) -> Iterator[FakeCuda]:
+    """Tensors of the host that say they are on a GPU."""
+    connect()
+    lib = aoti_shims.find_library()
+    address = ctypes.cast(cuda.library.fake_device_index, ctypes.c_void_p).value
+    functions = lib.functions | {"aoti_torch_get_device_index": address}
+    _native.set_library(torch.Tensor, torch.nn.Parameter, lib.body, lib.storage, lib.memory, functions)
+    cuda.set_stream(0, 0xABC)
+    yield cuda
+    aoti_shims._install(lib)
+    assert cuda.number("graphs") == 0
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("nobody should ask for this")
+
+
+def runner(steps: Any, tensors: Any, outputs: Any, recorder: Any, **counts: Any) -> _native.Runner:
+    table, objects = write_program(program(steps, outputs, tensors, **counts), dtype_code, device_code)
+
+    def allocate(shape: Any, stride: Any, dtype: Any, device: Any) -> torch.Tensor:
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+        recorder.pool += [made] * recorder.under_way
+        return made
+
+    return _native.Runner(
+        table, objects, threads=lambda: 1, acquire=refused, release=refused, allocate=allocate, view=refused,
+        fit=refused, watchers=(), recorder=recorder,
+    )  # fmt: skip
+
+
+def floats(name: str) -> Any:
+    return tensor(name, torch.float32, GPU, (COUNT,), (1,))
+
+
+def three_added(recorder: Any) -> _native.Runner:
+    """x + 3 by three kernels, two of whose results are dropped."""
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+    add = [Launched("add_one", launch, (source, to, 1)) for source, to in ((0, 2), (2, 3), (3, 4))]
+    steps = (Allocate(2), add[0], Allocate(3), add[1], Drop((2,)), Allocate(4), add[2], Drop((3,)))
+    sizes = tensor("sizes", torch.int64, HOST, (1,), (1,))
+    tensors = (floats("x"), sizes, floats("a"), floats("b"), floats("y"))
+    return runner(steps, tensors, (Ref(4),), recorder, inputs=1, constants=(torch.tensor([COUNT]),))
+
+
+def test_calls_that_repeat_are_recorded_and_results_are_fresh(gpu: FakeCuda) -> None:
+    recorder = Recorder(gpu)
+    run = three_added(recorder)
+    inputs = [torch.arange(float(COUNT)) * number for number in range(8)]
+    results = [run(x)[0] for x in inputs]
+    assert (run.graphs["graphs"], run.graphs["launched"]) == (1, 6), run.graphs
+    for x, result in zip(inputs, results, strict=True):  # at other addresses each time, and none is overwritten
+        assert result.tolist() == (x + 3).tolist()
+    assert len({result.data_ptr() for result in results}) == 8
+    assert len(gpu.launches) == 8 * 3 and {launched.stream for launched in gpu.launches} == {0xABC}
+    assert recorder.under_way == 0
+    del run
+
+
+def test_each_stream_and_each_setting_has_its_graph(gpu: FakeCuda) -> None:
+    recorder = Recorder(gpu)
+    run = three_added(recorder)
+    for stream, setting, graphs in ((0xABC, 0, 1), (0xDEF, 0, 2), (0xABC, 1, 3), (0xDEF, 0, 3)):
+        gpu.set_stream(0, stream)
+        recorder.now = setting
+        for _ in range(3):
+            assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+        assert run.graphs["graphs"] == graphs, (stream, setting)
+    del run
+
+
+def test_numbers_of_the_host_are_read_at_each_call(gpu: FakeCuda) -> None:
+    code = CudaCode(TEXT)
+    launch = cuda_launcher(code, [Grid("numbers", 1, 32)], 4, device=0, numbers=bytes([0, 8, 8, 0]))
+    steps = (Allocate(3), *(Launched("numbers", launch, (0, 1, 2, 3)) for _ in range(3)))
+    number = tensor("n", torch.int64, HOST)
+    run = runner(steps, (floats("x"), number, number, floats("y")), (Ref(3),), Recorder(gpu), inputs=3)
+    for seed in range(6):
+        run(torch.zeros(COUNT), torch.tensor(seed), torch.tensor(-seed))
+    assert run.graphs["launched"] == 4
+    assert [each.parameters[1] for each in gpu.launches[::3]] == list(range(6))
+    assert [ctypes.c_int64(each.parameters[2]).value for each in gpu.launches[::3]] == [-seed for seed in range(6)]
+    del run
+
+
+def test_the_host_may_not_be_part_of_a_graph(gpu: FakeCuda) -> None:
+    gpu.set(host_nodes=1)
+    run = three_added(Recorder(gpu))
+    for _ in range(8):
+        assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+    assert run.graphs["launched"] == 0 and run.graphs["why_not"] == "its steps could not be recorded"
+    del run
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"],
+)
+def test_what_fails_is_done_step_by_step(gpu: FakeCuda, function: str) -> None:
+    recorder = Recorder(gpu)
+    run = three_added(recorder)
+    gpu.fail(function, ILLEGAL_ADDRESS)
+    for number in range(8):
+        x = torch.full((COUNT,), float(number))
+        assert run(x)[0].tolist() == (x + 3).tolist()
+    assert run.graphs["launched"] > 0 and recorder.under_way == 0
+    del run
+
+
+def test_a_recording_of_the_caller_gets_the_steps(gpu: FakeCuda) -> None:
+    before = gpu.number("modules")
+    run = three_added(Recorder(gpu))
+    for _ in range(4):
+        run(torch.zeros(COUNT))
+    launched = run.graphs["launched"]
+    gpu.set(capturing=1)
+    assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+    assert run.graphs["launched"] == launched and run.graphs["why_not"] == "somebody else records"
+    gpu.set(capturing=0)
+    run(torch.zeros(COUNT))
+    assert run.graphs["launched"] == launched + 1
+    del run
+    gc.collect()
+    gpu.set(modules=before)  # what the caller recorded stays loaded
+
+
+def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+    add, sizes = Launched("add_one", launch, (0, 0, 1)), tensor("sizes", torch.int64, HOST, (1,), (1,))
+    large = tensor("large", torch.float32, GPU, (1 << 26,), (1,))
+
+    def reason(steps: Any, x: Any = None, recorder: Any = None) -> Any:
+        tensors, constants = (x or floats("x"), sizes), (torch.tensor([1]),)
+        run = runner(steps, tensors, (), recorder or Recorder(gpu), inputs=1, constants=constants)
+        return run.graphs["why_not"]
+
+    mine = Call("mine::op", refused, (Ref(0),))
+    always = Recorder(gpu)
+    always.always = True
+    assert reason((add, add)) == "it has few steps"
+    assert reason((add, add, add)) is None
+    assert "not PyTorch's" in reason((add, add, mine))
+    assert "tensors of the host" in reason((add, add, Allocate(1), add))
+    assert "longer than its launches" in reason((add, add, add), large)
+    assert reason((add, add, add), large, always) is None
+    assert "uses no GPU" in reason((add, add, add), tensor("x", torch.float32, HOST, (COUNT,), (1,)))
