@@ -73,7 +73,7 @@ def _without_version_bump(norm: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var")
+_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training")
 
 
 def _parameters_first(norm: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,20 +88,11 @@ def _parameters_first(norm: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _native_batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or running_mean is None or running_var is None:
-        return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    norm = _without_version_bump(aten._native_batch_norm_legit.default)
-    return norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+def _native_batch_norm(*args: Any, **kwargs: Any) -> Any:
+    arguments = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+    if not arguments["training"] or arguments["running_mean"] is None or arguments["running_var"] is None:
+        return torch.native_batch_norm(*args, **kwargs)
+    return _without_version_bump(aten._native_batch_norm_legit.default)(*args, **kwargs)
 
 
 def _instance_norm(

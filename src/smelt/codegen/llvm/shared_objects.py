@@ -6,7 +6,6 @@ LLVM takes longer for them than for the kernels that call them, and they are the
 cached in the process and on disk. It may hold several functions: `link` extracts what is needed.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -94,7 +93,6 @@ def _key(name: str, functions: Mapping[str, SharedFunction], target: Target) -> 
     return "\n".join(("shared function", name, digest.hexdigest(), *made_by))
 
 
-@functools.cache
 def version() -> str:
     """Of llvmlite; an ImportError if it is not there."""
     import llvmlite  # type: ignore[import-untyped]
