@@ -205,20 +205,21 @@ def slice_scatter(
     base: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     dim %= base.dim()
+    return _written_into(base, part.to(base.dtype), dim, _first(base.shape[dim], start), step)
+
+
+def _written_into(base: Tensor, part: Tensor, dim: int, start: int, step: int) -> Any:
     if 0 in part.shape:
         return aten.clone.default(base)
-    spread, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
+    spread, taken = _among_zeros(part, base.shape[dim], dim, start, step)
     return aten.where.self(taken, spread, base)
 
 
 @_takes_apart(aten.select_scatter.default)
 def select_scatter(base: Tensor, part: Tensor, dim: int, index: int) -> Any:
     dim %= base.dim()
-    if 0 in part.shape:
-        return aten.clone.default(base)
     whole = aten.unsqueeze.default(part.to(base.dtype), dim)
-    spread, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
-    return aten.where.self(taken, spread, base)
+    return _written_into(base, whole, dim, index % base.shape[dim], 1)
 
 
 # Memory.
