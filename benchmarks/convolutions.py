@@ -29,8 +29,8 @@ from benchmarks.products import thread_count
 from benchmarks.table import mean
 from smelt.base import events
 from smelt.codegen.cpu.cpu_generator import KINDS
-from smelt.codegen.cpu.products.problem import contraction
 from smelt.device import find
+from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import members
 from smelt.ir.program import Program
 
@@ -146,7 +146,7 @@ class Figure:
 def schedules_of(programs: Sequence[Program]) -> list[str]:
     """How the kernels with a contraction are computed, in order."""
     launched = [kernel for program in programs for kernel in program.kernels]
-    kernels = [kernel for each in launched for kernel in members(each) if contraction(kernel) is not None]
+    kernels = [kernel for each in launched for kernel in members(each) if contraction_of(kernel) is not None]
     kinds = [next(kind for kind in KINDS if kind.takes(kernel)) for kernel in kernels]
     return [kind.plan(kernel, find(kernel.target)).schedule.name for kind, kernel in zip(kinds, kernels, strict=True)]
 

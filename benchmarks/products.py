@@ -42,9 +42,10 @@ from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.cpu.products.plan import PRODUCTS
-from smelt.codegen.cpu.products.problem import contraction, problem_of
+from smelt.codegen.cpu.products.problem import problem_of
 from smelt.device import find
 from smelt.device.host_library import given_transposed
+from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store, members
 from smelt.ir.program import Program
 
@@ -210,7 +211,7 @@ def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
         smelt.compile(lambda x, w: torch.mm(x, w))(left, right)
     programs = [event.subject for event in seen if isinstance(event.subject, Program)]
     launched = [kernel for program in programs for kernel in program.kernels]
-    return any(contraction(kernel) is not None for each in launched for kernel in members(each))
+    return any(contraction_of(kernel) is not None for each in launched for kernel in members(each))
 
 
 def _check(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:

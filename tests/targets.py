@@ -142,8 +142,7 @@ def on_target(name: str) -> Iterator[None]:
 
 
 def _make_default(name: str) -> None:
-    from smelt.codegen import targets
-    from smelt.device import register
+    from smelt.device import find, register
 
-    describe = {HOST: targets._describe_cpu, targets.SIMT_HOST: targets._describe_simt_host}[name]
-    register(name, describe, devices=(HOST,))
+    target = find(name)
+    register(name, lambda: target, devices=(HOST,))

@@ -94,17 +94,12 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return elements
 
 
-@_computes(aten.index_put.default)
-def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    written: Tensor = aten.index_put.default(x, _without_masks(x, indices), values, accumulate)
-    return written
-
-
-@_computes(aten._index_put_impl.default)
-def index_put_impl(
+@_computes(aten.index_put.default, aten._index_put_impl.default)
+def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Tensor:
-    return index_put(x, indices, values, accumulate)
+    written: Tensor = aten.index_put.default(x, _without_masks(x, indices), values, accumulate)
+    return written
 
 
 @_computes(aten.masked_scatter.default)

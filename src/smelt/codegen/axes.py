@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from smelt.ir.kernel import (
     Access,
@@ -32,7 +33,7 @@ from smelt.ir.kernel import (
     WeightedSum,
 )
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import known_equal
+from smelt.symbolic.symsize import hint, known_at_least, known_equal
 
 # Instructions that only compute a value: where their operands are the same, so is it.
 Pure = Const | Load | Gather | Position | Compute | Cast
@@ -85,6 +86,36 @@ def reindexed(instruction: Instruction, change: Callable[[Index], Index]) -> Ins
 def _factor_reindexed(factor: Factor, change: Callable[[Index], Index]) -> Factor:
     bounds = tuple((change(position), extent) for position, extent in factor.bounds)
     return Factor(factor.buffer, change(factor.index), bounds)
+
+
+def renamed(instruction: Instruction, out: Callable[[str], str], operand: Callable[[str], str]) -> Instruction:
+    """An instruction with other names for what it defines, and for the values that it uses."""
+    rules: dict[str, Callable[[Any], Any]] = {
+        "out": out,
+        "value": operand,
+        "args": lambda args: tuple(map(operand, args)),
+        "by": lambda by: tuple((operand(value), stride, extent) for value, stride, extent in by),
+    }
+    if isinstance(instruction, Const):
+        return replace(instruction, out=out(instruction.out))
+    changed = {name: rule(getattr(instruction, name)) for name, rule in rules.items() if hasattr(instruction, name)}
+    return replace(instruction, **changed)
+
+
+def strides_ascend(steps: Iterable[tuple[Size, Size]], apart: int) -> bool:
+    """Whether the stride of each axis, given with its size, is longer by `apart` than all axes before it reach."""
+    reach: Size = 0
+    for stride, size in steps:
+        if not known_at_least(stride, reach + apart):
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def strides_keep_apart(steps: Iterable[tuple[Size, Size]]) -> bool:
+    """Whether a position determines the index along each of these axes: each stride exceeds the combined reach of the
+    smaller ones."""
+    return strides_ascend(sorted(steps, key=lambda each: hint(each[0])), 1)
 
 
 def without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:

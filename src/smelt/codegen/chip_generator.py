@@ -13,9 +13,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.generator import EntryCode, Generator
-from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator
-from smelt.codegen.llvm import compile as llvm_compile
-from smelt.codegen.llvm.compile import Built
+from smelt.codegen.gpu.spirv.spirv_generator import CompiledByChip, SpirvGenerator
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.builder import BUFFERS, THREADS, TRUE, WORKSPACE, param
 from smelt.device import KernelModule, Target
@@ -38,36 +36,23 @@ def module_for_one_thread(module: Module) -> Module:
     return Module(module.functions, (launcher, *module.helpers))
 
 
-class ProcessorChipGenerator(Generator):
+def _llvm_module(module: Module) -> KernelModule:
+    return KernelModule("llvm", print_module(module_for_one_thread(module)), module.entries)
+
+
+class ProcessorChipGenerator(CompiledByChip, Generator):
     """For chips whose kernels are one function each, in LLVM's text."""
 
     TABLES: Mapping[str, Sequence[Row]] = cpu_generator.TABLES
-
-    def __init__(self, compile: Compile) -> None:
-        self._compile = compile
-
+    form = staticmethod(_llvm_module)
     share = staticmethod(cpu_generator.share)
     member = staticmethod(cpu_generator.member)
     schedule = staticmethod(cpu_generator.schedule)
     emit = staticmethod(cpu_generator.emit)
+    assemble = staticmethod(cpu_generator.assemble)
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         raise AssertionError("a chip without grids launches its kernels one by one")
-
-    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
-        return [self.compile(_module(module)) for module in modules]
-
-    def compile(self, module: KernelModule) -> Built:
-        """A module that was made here, now or by an earlier process, by the chip."""
-        return Built(lambda symbol: 0, self._compile(module), module)
-
-    def assemble(self, module: Module, target: Target) -> str:
-        return llvm_compile.assemble(print_module(module), target)
-
-
-def _module(module: Module) -> KernelModule:
-    return KernelModule("llvm", print_module(module_for_one_thread(module)), module.entries)
-
 
 def generator_for(target: Target, compile: Compile) -> Any:
     """What makes code for a chip that describes itself so."""

@@ -11,7 +11,7 @@ The loader checks them first.
 from dataclasses import replace
 
 from smelt.base.errors import SmeltError
-from smelt.codegen.cpu.target import describe_host
+from smelt.codegen.cpu.target import AARCH64, describe_host, x86
 from smelt.device import Target
 
 HOST = "host"
@@ -21,53 +21,20 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 
-def _x86(level: int, features: tuple[str, ...], bits: int, registers: int) -> Target:
-    wide = bits == 512
-    return Target(
-        name=f"x86-64-v{level}",
+def _x86(level: int, features: tuple[str, ...], bits: int) -> Target:
+    is_wide, name = bits == 512, f"x86-64-v{level}"
+    return x86(
+        bits,
+        name=name,
         triple="x86_64-unknown-linux-gnu",
-        cpu=f"x86-64-v{level}",
-        features="-prefer-256-bit" if wide else "",
-        vector_bits=bits,
-        vector_registers=registers,
+        cpu=name,
+        features="-prefer-256-bit" if is_wide else "",
         has_fma=level >= 3,
-        fma_clobbers_addend=False,
-        prefetch_next_row=True,
-        prefetch_distance=0,
-        pairs_rows=False,
-        cheap_interleave=False,
-        has_narrowing_add=False,
-        has_nan_minmax=False,
-        hoist_loads_over_stores=True,
-        has_scalef=wide,
-        transpose_tile_bytes=(512, 256),
-        transpose_register_bits=bits,
-        nontemporal_min_bytes=8 * 1024 * 1024,
-        tune_cpu="znver4" if wide else "generic",
+        tune_cpu="znver4" if is_wide else "generic",
         has_half=level >= 3,
         required_features=features,
     )
 
-
-_AARCH64 = Target(
-    name="aarch64",
-    triple="aarch64-unknown-linux-gnu",
-    cpu="generic",
-    features="+neon",
-    vector_bits=128,
-    vector_registers=32,
-    has_fma=True,
-    fma_clobbers_addend=True,
-    prefetch_next_row=True,
-    prefetch_distance=512,
-    pairs_rows=True,
-    cheap_interleave=True,
-    has_narrowing_add=True,
-    has_nan_minmax=True,
-    transpose_tile_bytes=(1024, 256),
-    unroll_light=8,
-    fma_by_lane=True,
-)
 
 _RISCV = Target(
     name="riscv64",
@@ -78,14 +45,6 @@ _RISCV = Target(
     vector_bits=64,
     vector_registers=16,
     has_fma=True,
-    fma_clobbers_addend=False,
-    prefetch_next_row=False,
-    prefetch_distance=0,
-    pairs_rows=False,
-    cheap_interleave=False,
-    has_narrowing_add=False,
-    has_nan_minmax=False,
-    transpose_tile_bytes=(512, 256),
     transpose_register_bits=64,
     has_half=False,
     abi="lp64d",
@@ -109,10 +68,10 @@ _WASM = replace(
 PROCESSORS: dict[str, Target] = {
     target.name: target
     for target in (
-        _x86(2, _V2, 128, 16),
-        _x86(3, _V3, 256, 16),
-        _x86(4, _V4, 512, 32),
-        _AARCH64,
+        _x86(2, _V2, 128),
+        _x86(3, _V3, 256),
+        _x86(4, _V4, 512),
+        AARCH64,
         _RISCV,
         replace(
             _RISCV,

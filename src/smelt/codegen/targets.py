@@ -1,13 +1,14 @@
 """Registers the targets of this package with `device.registry`. Loads neither LLVM nor the code generators."""
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 from smelt import _native
 from smelt.base.errors import warn
-from smelt.device import Target, choose_for, find, register
+from smelt.device import choose_for, find, register
 from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
@@ -16,10 +17,9 @@ from smelt.ir.substitute_sizes import over_own_symbols
 SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
 
 
-def _describe_cpu() -> Target:
-    from smelt.codegen.cpu.target import describe_host
-
-    return describe_host()
+def _when_asked(module: str, name: str, *args: Any) -> Callable[[], Any]:
+    """What calls a function or class of this package with these arguments, and loads its module only then."""
+    return lambda: getattr(importlib.import_module(f"smelt.codegen.{module}"), name)(*args)
 
 
 def _cpu_generator() -> Any:
@@ -49,7 +49,7 @@ def contraction_cycles_of(kernel: Kernel, name: str = "cpu") -> float | str:
 
 register(
     "cpu",
-    _describe_cpu,
+    _when_asked("cpu.target", "describe_host"),
     generator=_cpu_generator,
     launcher=_cpu_launcher,
     devices=("cpu",),
@@ -62,16 +62,10 @@ register(
 PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "riscv64-v", "wasm32")
 
 
-def _describe_processor(name: str) -> Target:
-    from smelt.codegen.processors import described
-
-    return described(name)
-
-
 for _processor in PROCESSORS:
     register(
         _processor,
-        functools.partial(_describe_processor, _processor),
+        _when_asked("processors", "described", _processor),
         generator=_cpu_generator,
         devices=("cpu",),
         contraction_cycles=functools.partial(contraction_cycles_of, name=_processor),
@@ -84,18 +78,6 @@ GROUP_BUFFERS = 500  # pointers of eight bytes, of 4096 bytes that parameters of
 # GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.
 
 SIMT_HOST = "simt-host"
-
-
-def _describe_simt_host() -> Target:
-    from smelt.codegen.gpu.host import describe_host_warps
-
-    return describe_host_warps(SIMT_HOST, warp=SIMT_HOST_WARP)
-
-
-def _simt_host_generator() -> Any:
-    from smelt.codegen.gpu.gpu_generator import HostGenerator
-
-    return HostGenerator()
 
 
 def _grid_launcher(
@@ -128,8 +110,8 @@ def grid_contraction_cycles(kernel: Kernel) -> float | str:
 
 register(
     SIMT_HOST,
-    _describe_simt_host,
-    generator=_simt_host_generator,
+    _when_asked("gpu.host", "describe_host_warps", SIMT_HOST, SIMT_HOST_WARP),
+    generator=_when_asked("gpu.gpu_generator", "HostGenerator"),
     launcher=_simt_host_launcher,
     limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
     devices=("cpu",),
@@ -144,18 +126,6 @@ CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, group_buffers=GROU
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 
-def _describe_cuda(architecture: str) -> Target:
-    from smelt.codegen.gpu.cuda_target import describe_cuda
-
-    return describe_cuda(architecture)
-
-
-def _cuda_generator() -> Any:
-    from smelt.codegen.gpu.gpu_generator import CudaGenerator
-
-    return CudaGenerator()
-
-
 def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
     from smelt.runtime.cuda.launcher import LaunchSupport
 
@@ -165,8 +135,8 @@ def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.Gri
 for _architecture in ARCHITECTURES:
     register(
         _architecture,
-        functools.partial(_describe_cuda, _architecture),
-        generator=_cuda_generator,
+        _when_asked("gpu.cuda_target", "describe_cuda", _architecture),
+        generator=_when_asked("gpu.gpu_generator", "CudaGenerator"),
         launcher=_cuda_launcher,
         limits=CUDA_LIMITS,
         devices=("cuda",),

@@ -13,6 +13,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode, Family, Generator
 from smelt.codegen.llvm.print_module import print_module
+from smelt.codegen.llvm.shared_objects import balanced
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup
 from smelt.ir.loops import Module, walk
@@ -82,15 +83,10 @@ def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Ite
 
 
 def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
-    """Into parts about as long as each other, `most` at most: one is long enough to be worth a thread of its own."""
-    total = sum(unit.length for unit in units)
-    parts: list[list[Unit]] = [[] for _ in range(max(1, min(most, len(units), total // _WORTH_A_THREAD)))]
-    lengths = [0] * len(parts)
-    for unit in sorted(units, key=lambda unit: -unit.length):
-        shortest = lengths.index(min(lengths))
-        parts[shortest].append(unit)
-        lengths[shortest] += unit.length
-    return parts
+    """Into parts, `most` at most: one is long enough to be worth a thread of its own."""
+    lengths = {id(unit): unit.length for unit in units}
+    count = max(1, min(most, len(units), sum(lengths.values()) // _WORTH_A_THREAD))
+    return balanced(units, count, lambda unit: lengths[id(unit)])
 
 
 def module_of(units: Sequence[Unit]) -> Module:

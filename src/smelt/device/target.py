@@ -20,14 +20,14 @@ class Target:
     vector_bits: int
     vector_registers: int
     has_fma: bool
-    fma_clobbers_addend: bool  # a fused multiply-add puts its result where the addend was
-    prefetch_next_row: bool  # prefetching the next row pays where a loop leaves memory idle
-    prefetch_distance: int  # bytes between what a loop reads and what it prefetches; 0 where that does not pay
-    pairs_rows: bool  # two places of an array, far apart, are read faster side by side than one after the other
-    cheap_interleave: bool  # two vectors lane by lane into one, at no more cost than a shift
-    has_narrowing_add: bool  # one instruction adds and keeps the upper or lower half of each lane
-    has_nan_minmax: bool  # one instruction for a minimum that keeps NaN
-    transpose_tile_bytes: tuple[int, int]  # of tiles that transpose reads: along those reads, and along the others
+    fma_clobbers_addend: bool = False  # a fused multiply-add puts its result where the addend was
+    prefetch_next_row: bool = False  # prefetching the next row pays where a loop leaves memory idle
+    prefetch_distance: int = 0  # bytes between what a loop reads and what it prefetches; 0 where that does not pay
+    pairs_rows: bool = False  # two places of an array, far apart, are read faster side by side than one after the other
+    cheap_interleave: bool = False  # two vectors lane by lane into one, at no more cost than a shift
+    has_narrowing_add: bool = False  # one instruction adds and keeps the upper or lower half of each lane
+    has_nan_minmax: bool = False  # one instruction for a minimum that keeps NaN
+    transpose_tile_bytes: tuple[int, int] = (512, 256)  # of tiles that transpose reads: along those, and across
     transpose_register_bits: int = 128  # registers in which they are transposed
     nontemporal_min_bytes: int = 0  # bytes of a result from which non-temporal stores pay; 0 for never
     hoist_loads_over_stores: bool = False  # a load waits for a store before it that only seems to be to the same place

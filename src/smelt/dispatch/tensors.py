@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.symbolic.shapes import span
 from smelt.torch_abi.aoti_shims import connect
 from smelt.torch_abi.storage_layout import describe, storages_keep_memory
 from smelt.torch_abi.tensor_layout import install_tensor_layout
@@ -71,10 +72,8 @@ def create_function() -> Any:
 
 def bytes_of(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> int:
     """How far a layout reaches."""
-    if 0 in shape:
-        return 0
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return (last + 1) * dtype.itemsize
+    reach = span(tuple(shape), tuple(stride))
+    return (offset + reach) * dtype.itemsize if reach else 0
 
 
 def view(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

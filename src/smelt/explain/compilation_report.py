@@ -21,6 +21,7 @@ from smelt.explain.op_names import op_name
 from smelt.ir.call_contract import Saved
 from smelt.ir.graph import Traced, format_graph
 from smelt.ir.program import Library, Program
+from smelt.ir.text import runs
 from smelt.symbolic.symsize import hint
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
@@ -369,12 +370,7 @@ def _short(file: str) -> str:
 
 def _ranges(lines: Sequence[int], most: int | None = None) -> str:
     """[3, 4, 5, 9] → "lines 3-5, 9"; of more than `most` parts, from the first line to the last."""
-    parts: list[list[int]] = []
-    for line in lines:
-        if parts and line == parts[-1][-1] + 1:
-            parts[-1].append(line)
-        else:
-            parts.append([line])
+    parts = runs(lines)
     if most is not None and len(parts) > most:
         return f"{_many(len(lines), 'line')} of {lines[0]}-{lines[-1]}"
     texts = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]

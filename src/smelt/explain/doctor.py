@@ -71,14 +71,14 @@ def _torch(version: str) -> tuple[bool | None, str]:
 
 def _llvmlite() -> tuple[bool, str]:
     from smelt.codegen.cpu import target as cpu
-    from smelt.codegen.llvm import compile as engine
+    from smelt.codegen.llvm.shared_objects import version
 
     try:
-        version = engine.version()
+        installed = version()
     except ImportError as error:
         return False, f"cannot be imported ({error}): pip install llvmlite"
     target = cpu.describe_host()
-    return True, f"{version}: {target.cpu}, vectors of {target.vector_bits} bits"
+    return True, f"{installed}: {target.cpu}, vectors of {target.vector_bits} bits"
 
 
 def _threads() -> tuple[bool, str]:

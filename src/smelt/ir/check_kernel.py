@@ -8,11 +8,11 @@ fault; `KERNEL_RULES` and `PROGRAM_RULES` list them all.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from smelt.base.errors import SpecError
-from smelt.base.fast_dataclass import dataclass
 from smelt.ir.check_program import PROGRAM_RULES
 from smelt.ir.kernel import (
     Access,
@@ -43,7 +43,7 @@ from smelt.ir.kernel import (
 from smelt.ir.program import Program
 from smelt.ir.scalar import SCALAR_OPS, kind_of
 from smelt.ir.tensorspec import short_name
-from smelt.ir.text import format_index, kernel_lines, program_lines
+from smelt.ir.text import excerpt, format_index, kernel_lines, program_lines
 from smelt.symbolic.shapes import Size
 
 Fault = tuple[object, str]
@@ -109,10 +109,14 @@ def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
 
 
 def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Access]]:
-    """Accesses to buffers that exist."""
+    return _of_kind(kernel, Access)
+
+
+def _of_kind(kernel: Kernel, *kinds: Any) -> Iterator[tuple[Stage, Any]]:
+    """Instructions of these kinds; of accesses, those to buffers that exist."""
     names = {buffer.name for buffer in kernel.buffers}
     for stage, instruction in _staged(kernel):
-        if isinstance(instruction, Access) and instruction.buffer in names:
+        if isinstance(instruction, kinds) and (not isinstance(instruction, Access) or instruction.buffer in names):
             yield stage, instruction
 
 
@@ -149,9 +153,8 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
 def _rule_axes(kernel: Kernel) -> Iterator[Fault]:
     axes = kernel.rows + kernel.cols
     yield from _axes_faults(kernel, axes)
-    for instruction in kernel.instructions():
-        if isinstance(instruction, Contract | WeightedSum):
-            yield from _axes_faults(instruction, axes + instruction.axes)
+    for _, instruction in _of_kind(kernel, Contract, WeightedSum):
+        yield from _axes_faults(instruction, axes + instruction.axes)
 
 
 def _axes_faults(place: object, axes: tuple[Axis, ...]) -> Iterator[Fault]:
@@ -219,9 +222,7 @@ def _rule_visible(kernel: Kernel) -> Iterator[Fault]:
 def _rule_operands(kernel: Kernel) -> Iterator[Fault]:
     """Operators exist, have the right number of operands, of one dtype they are defined on, and give what they say."""
     dtypes = value_dtypes(kernel)
-    for instruction in kernel.instructions():
-        if not isinstance(instruction, Compute):
-            continue
+    for _, instruction in _of_kind(kernel, Compute):
         op = SCALAR_OPS.get(instruction.op)
         if op is None:
             yield instruction, f"there is no operation {instruction.op}"
@@ -377,9 +378,7 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
 def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
     """Places that depend on data are counted in int64; what is read there this kernel does not write."""
     dtypes = value_dtypes(kernel)
-    for _, instruction in _indexed(kernel):
-        if not isinstance(instruction, Gather | Scatter):
-            continue
+    for _, instruction in _of_kind(kernel, Gather, Scatter):
         if isinstance(instruction, Gather) and kernel.buffer(instruction.buffer).role is not Role.INPUT:
             yield instruction, f"{instruction.buffer} is written here: where it is read is not known"
         for name, _, extent in instruction.by:
@@ -461,9 +460,7 @@ def _collides(index: Index, axes: Iterable[Axis]) -> str | None:
 
 def _rule_store_apart(kernel: Kernel) -> Iterator[Fault]:
     """No two points of the loop store to one position: rows run in any order."""
-    for stage, instruction in _indexed(kernel):
-        if not isinstance(instruction, Store):
-            continue
+    for stage, instruction in _of_kind(kernel, Store):
         private = kernel.buffer(instruction.buffer).role is Role.SCRATCH
         axes = (() if private else kernel.rows) + (kernel.cols if stage.loop else ())
         fault = _collides(instruction.index, axes)
@@ -475,8 +472,8 @@ def _rule_store_apart(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_reduce_in_loop(kernel: Kernel) -> Iterator[Fault]:
-    for stage, instruction in _staged(kernel):
-        if isinstance(instruction, Reduce | Scan) and not stage.loop:
+    for stage, instruction in _of_kind(kernel, Reduce, Scan):
+        if not stage.loop:
             word = "reduce" if isinstance(instruction, Reduce) else "scan"
             yield instruction, f"{word} folds over cols and stands in a loop stage only"
 
@@ -484,9 +481,7 @@ def _rule_reduce_in_loop(kernel: Kernel) -> Iterator[Fault]:
 def _rule_scans(kernel: Kernel) -> Iterator[Fault]:
     """A scan runs along a col axis, in the same direction as all others along it: that is the order of the loop."""
     directions: dict[str, bool] = {}
-    for instruction in kernel.instructions():
-        if not isinstance(instruction, Scan):
-            continue
+    for _, instruction in _of_kind(kernel, Scan):
         if instruction.axis not in {axis.name for axis in kernel.cols}:
             yield instruction, f"{instruction.axis} is no axis of the cols"
         if directions.setdefault(instruction.axis, instruction.backwards) is not instruction.backwards:
@@ -511,9 +506,7 @@ def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
     for _, instruction in _indexed(kernel):
         if not isinstance(instruction, Load | Gather):
             writers[instruction.buffer] = writers.get(instruction.buffer, 0) + 1
-    for stage, instruction in _indexed(kernel):
-        if not isinstance(instruction, Accumulate):
-            continue
+    for stage, instruction in _of_kind(kernel, Accumulate):
         if kernel.buffer(instruction.buffer).role is not Role.OUTPUT:
             yield instruction, f"{instruction.buffer} is no output: a fold over rows has no prior contents"
         if writers[instruction.buffer] > 1:
@@ -535,9 +528,7 @@ def _rule_rows_left_out(kernel: Kernel) -> Iterator[Fault]:
 def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
     """What is scattered to has contents before, and no other instruction touches it."""
     touched = [instruction.buffer for _, instruction in _indexed(kernel)]
-    for _, instruction in _indexed(kernel):
-        if not isinstance(instruction, Scatter):
-            continue
+    for _, instruction in _of_kind(kernel, Scatter):
         if kernel.buffer(instruction.buffer).role is not Role.INOUT:
             yield instruction, f"{instruction.buffer} is not inout: where nothing is scattered it stays as it was"
         if touched.count(instruction.buffer) > 1:
@@ -547,7 +538,7 @@ def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
 def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
     """One contraction at most, in the one loop of its kernel and without other folds; of floats this kernel reads. What
     is weighed may come of several, and a row stage may follow."""
-    contractions = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract | WeightedSum)]
+    contractions = list(_of_kind(kernel, Contract, WeightedSum))
     if not contractions:
         return
     weighs = is_attention(kernel)
@@ -580,9 +571,8 @@ def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
 
 def _rule_softmax(kernel: Kernel) -> Iterator[Fault]:
     """Of floats, in the loop of a kernel that weighs with it, and only one."""
-    softmaxes = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Softmax)]
     dtypes = value_dtypes(kernel)
-    for number, (stage, each) in enumerate(softmaxes):
+    for number, (stage, each) in enumerate(_of_kind(kernel, Softmax)):
         if not is_attention(kernel) or not stage.loop or number:
             yield each, "one softmax at most stands in a kernel, in a loop that weighs with it"
         if dtypes.get(each.value, torch.float32) not in (torch.float32, torch.float64):
@@ -673,19 +663,6 @@ def check_program(program: Program, after: str = "", *, known: Container[int] = 
             raise _error(f"program {program.name}", name, fault, place, list(program_lines(program)), after)
 
 
-@dataclass(frozen=True, slots=True)
-class _Excerpt:
-    """Lines round a place."""
-
-    lines: list[tuple[object, str]]
-    place: object
-
-    def __str__(self) -> str:
-        at = next((number for number, (owner, _) in enumerate(self.lines) if owner is self.place), 0)
-        shown = range(max(0, at - 4), min(len(self.lines), at + 3))
-        return "\n".join(f"{'>' if number == at else ' '} {self.lines[number][1]}" for number in shown)
-
-
 def _error(what: str, rule: str, fault: str, place: object, lines: list[tuple[object, str]], after: str) -> SpecError:
     when = f" after {after}" if after else ""
-    return SpecError("SM022", f'{what} breaks rule "{rule}"{when}: {fault}\n{_Excerpt(lines, place)}')
+    return SpecError("SM022", f'{what} breaks rule "{rule}"{when}: {fault}\n{excerpt(lines, place)}')

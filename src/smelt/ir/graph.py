@@ -215,6 +215,25 @@ def add_node(
     return node
 
 
+def call_key(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A key that equal calls share; None if an argument has no hash."""
+    key = (target, as_key(args), tuple((name, as_key(value)) for name, value in kwargs.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def as_key(value: Any) -> Any:
+    """Equal exactly when two arguments mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, tuple | list):
+        return tuple(as_key(item) for item in value)
+    if isinstance(value, fx.Node):
+        return value
+    return (type(value), value.hex() if isinstance(value, float) else value)
+
+
 def add_copy(graph: fx.Graph, node: fx.Node, copy_of: Callable[[fx.Node], Any]) -> fx.Node:
     """`graph.node_copy`, likewise: a node of another graph, with what `made` says for those that it uses."""
     args, kwargs = node.args, node.kwargs

@@ -14,7 +14,7 @@ ones: `rows(i:s0)`, `x[(4*s0 + 1)*i + j]`. Nothing of a kernel is left out: test
 Golden tests, `SMELT_LOGS=kernels` and the messages of `ir.check_kernel` all use this form.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from smelt.ir.kernel import (
@@ -45,6 +45,24 @@ from smelt.ir.program import Library, Operand, Output, Place, Program, ProgramBu
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
+
+
+def runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Numbers in order, those that follow each other in one list."""
+    lists: list[list[int]] = []
+    for number in numbers:
+        if lists and number == lists[-1][-1] + 1:
+            lists[-1].append(number)
+        else:
+            lists.append([number])
+    return lists
+
+
+def excerpt(lines: Sequence[tuple[object, str]], place: object) -> str:
+    """Lines around the one that shows a place, each given with what it shows."""
+    at = next((number for number, (owner, _) in enumerate(lines) if owner is place), 0)
+    shown = range(max(0, at - 4), min(len(lines), at + 3))
+    return "\n".join([f"{'>' if number == at else ' '} {lines[number][1]}" for number in shown])
 
 
 def format_index(index: Index) -> str:

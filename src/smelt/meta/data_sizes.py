@@ -57,12 +57,7 @@ def _unique(new_size: NewSize, x: torch.Tensor, *flags: Any, **named: Any) -> An
     """`_unique2(x, sorted, return_inverse, return_counts)`, and `_unique` without counts."""
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
-    unique_count = new_size(_FEW)
-    return (
-        _made(x, (unique_count,), x.dtype),
-        _made(x, tuple(x.shape) if inverse or counts else (0,), torch.int64),
-        _made(x, (unique_count,) if counts else (0,), torch.int64),
-    )
+    return _unique_consecutive(new_size, x, inverse or counts, counts)
 
 
 def _unique_consecutive(

@@ -22,7 +22,7 @@ from smelt.meta.devices import tensors_in
 from smelt.meta.effects import is_random, is_view
 from smelt.meta.rules.strides import channels_last_stride
 from smelt.symbolic.expressions import Expression
-from smelt.symbolic.shapes import contiguous_stride
+from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symnode import Formula, meaning, surely_equal
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def tried(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: Any
         return said
     specs = list(said) if isinstance(said, tuple | list) else [said]
     sizes = [_layout(each) for each in (*tensors, *specs) if isinstance(each, torch.Tensor | UnplacedSpec)]
-    if _indexes_nothing(tensors) or sum(_span(*each) for each in sizes) > LARGEST:
+    total = sum(span(shape, stride) * dtype.itemsize for shape, stride, dtype in sizes)
+    if _indexes_nothing(tensors) or total > LARGEST:
         return said
     real = _run(func, args, kwargs)
     if real is None or len(real) != len(specs):
@@ -93,13 +94,6 @@ def _layout(value: torch.Tensor | UnplacedSpec) -> tuple[tuple[int, ...], tuple[
     return tuple(map(_example, value.shape)), tuple(map(_example, stride)), value.dtype
 
 
-def _span(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
-    """How many bytes there are from the first element to the last."""
-    if 0 in shape:
-        return 0
-    return (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * dtype.itemsize
-
-
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
     """What comes of integers that are 0, which index anything, or else of 1, which divides anything."""
     names = _names(func)
@@ -122,7 +116,7 @@ def _made(value: Any, number: int) -> Any:
     if isinstance(value, torch.Tensor):
         shape, stride, dtype = _layout(value)
         fill = 0.5 if dtype.is_floating_point or dtype.is_complex else number
-        room = _span(shape, stride, dtype) // dtype.itemsize
+        room = span(shape, stride)
         return torch.full((room,), fill, dtype=dtype, device=HOST).as_strided(shape, stride)
     if isinstance(value, tuple | list):
         return type(value)(_made(item, number) for item in value)

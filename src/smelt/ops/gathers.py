@@ -78,30 +78,22 @@ def along_all_but(rank: int, dim: int) -> tuple[int | None, ...]:
     return tuple(None if each == dim else each for each in range(rank))
 
 
-def _gather(node: fx.Node) -> LookupCall | str:
-    source, signed_dim, index = node.args[:3]
-    if (why := why_not_index(index)) is not None:
-        return why
-    assert isinstance(source, fx.Node) and isinstance(signed_dim, int) and isinstance(index, fx.Node)
-    shape = tensor_spec(source).shape
-    if not shape or len(tensor_spec(index).shape) != len(shape):
-        return "gathers from a tensor without dimensions"
-    dim = signed_dim % len(shape)
-    lookups, demands = (LookupIndex(index, 0),), (Demand(index, shape[dim]),)
-    return LookupCall(source, along_all_but(len(shape), dim), as_given, lookups, demands)
+def _along_dim(*, of_slices: bool) -> Callable[[fx.Node], LookupCall | str]:
+    """`index_select`: an index of one dimension counts slices (`of_slices`); `gather`: each element has its own."""
 
+    def read(node: fx.Node) -> LookupCall | str:
+        source, signed_dim, index = node.args[:3]
+        if (why := why_not_index(index)) is not None:
+            return why
+        assert isinstance(source, fx.Node) and isinstance(signed_dim, int) and isinstance(index, fx.Node)
+        shape = tensor_spec(source).shape
+        if not shape or len(tensor_spec(index).shape) != (1 if of_slices else len(shape)):
+            return f"{'selects' if of_slices else 'gathers'} from a tensor without dimensions"
+        dim = signed_dim % len(shape)
+        lookups, demands = (LookupIndex(index, dim if of_slices else 0),), (Demand(index, shape[dim]),)
+        return LookupCall(source, along_all_but(len(shape), dim), as_given, lookups, demands)
 
-def _index_select(node: fx.Node) -> LookupCall | str:
-    source, signed_dim, index = node.args
-    if (why := why_not_index(index)) is not None:
-        return why
-    assert isinstance(source, fx.Node) and isinstance(signed_dim, int) and isinstance(index, fx.Node)
-    shape = tensor_spec(source).shape
-    if not shape or len(tensor_spec(index).shape) != 1:
-        return "selects from a tensor without dimensions"
-    dim = signed_dim % len(shape)
-    lookups, demands = (LookupIndex(index, dim),), (Demand(index, shape[dim]),)
-    return LookupCall(source, along_all_but(len(shape), dim), as_given, lookups, demands)
+    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +146,9 @@ def _index(node: fx.Node) -> LookupCall | str:
 
 
 register(OpRecord(aten.embedding.default, Lookup(_embedding), ROOT))
-register(OpRecord(aten.gather.default, Lookup(_gather, LibraryCall(aten.gather.out, ("out",))), ROOT))
-register(
-    OpRecord(aten.index_select.default, Lookup(_index_select, LibraryCall(aten.index_select.out, ("out",))), ROOT)
-)
+_gathered = Lookup(_along_dim(of_slices=False), LibraryCall(aten.gather.out, ("out",)))
+register(OpRecord(aten.gather.default, _gathered, ROOT))
+_selected = Lookup(_along_dim(of_slices=True), LibraryCall(aten.index_select.out, ("out",)))
+register(OpRecord(aten.index_select.default, _selected, ROOT))
 register(OpRecord(aten.index.Tensor, Lookup(_index), ROOT))
 register(OpRecord(aten._unsafe_index.Tensor, Lookup(_index), ROOT))

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.ir.graph import Traced
+from smelt.ir.graph import Traced, as_key, call_key
 from smelt.ir.tensorspec import spec_of
 from smelt.meta.effects import is_view, why_not_share
 from smelt.simplify.aliasing import AliasedMemory
@@ -55,20 +55,7 @@ def share_common(traced: Traced, budget: RewriteBudget) -> Traced:
 
 
 def _key(node: fx.Node) -> Any:
-    args = [_frozen(argument) for argument in node.args]
+    args = node.args
     if node.target in _COMMUTATIVE and len(args) == 2 and not node.kwargs:
-        args.sort(key=repr)
-    key = (node.target, tuple(args), tuple((name, _frozen(value)) for name, value in node.kwargs.items()))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, fx.Node):
-        return value
-    if isinstance(value, tuple | list):
-        return tuple(_frozen(item) for item in value)
-    return (type(value), value.hex() if isinstance(value, float) else value)
+        args = tuple(sorted(args, key=lambda each: repr(as_key(each))))
+    return call_key(node.target, args, node.kwargs)

@@ -28,6 +28,10 @@ else:
 Values = Callable[[Symbol], int]
 
 
+def _question(relation: str) -> "Callable[[SymSize, object], bool]":
+    return lambda size, other: _guarded(relation, size, other)
+
+
 class SymSize(_Base):
     """An integer that is given at each call, or computed from such. `isinstance(it, int)` holds."""
 
@@ -88,23 +92,8 @@ class SymSize(_Base):
 
     # --- questions, answered as in the example; the answer is relied on ---
 
-    def __eq__(self, other: object) -> bool:
-        return _guarded("==", self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return _guarded("!=", self, other)
-
-    def __lt__(self, other: object) -> bool:
-        return _guarded("<", self, other)
-
-    def __le__(self, other: object) -> bool:
-        return _guarded("<=", self, other)
-
-    def __gt__(self, other: object) -> bool:
-        return _guarded(">", self, other)
-
-    def __ge__(self, other: object) -> bool:
-        return _guarded(">=", self, other)
+    if not TYPE_CHECKING:  # which sees those of `int`
+        __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(_question, ("==", "!=", "<", "<=", ">", ">="))
 
     def __bool__(self) -> bool:
         return self.shape_env.guard("!=", self._expression, ZERO)

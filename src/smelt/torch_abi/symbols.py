@@ -46,8 +46,12 @@ def find_symbol(name: str) -> int | None:
 @functools.cache
 def find_in_cuda(name: str) -> int | None:
     """The address of a function of libtorch_cuda, which a PyTorch for CUDA has loaded; None if there is none."""
+    return _find_in("torch_cuda", name)
+
+
+def _find_in(library: str, name: str) -> int | None:
     try:
-        return ctypes.cast(getattr(ctypes.CDLL(_path("torch_cuda")), name), ctypes.c_void_p).value
+        return ctypes.cast(getattr(ctypes.CDLL(_path(library)), name), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
 
@@ -59,10 +63,7 @@ def has_openmp() -> bool:
 @functools.cache
 def find_in_bindings(name: str) -> int | None:
     """The address of a function of libtorch_python, which only Python itself loads; None if there is none."""
-    try:
-        return ctypes.cast(getattr(ctypes.CDLL(_path("torch_python")), name), ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
+    return _find_in("torch_python", name)
 
 
 def _path(library: str) -> str:

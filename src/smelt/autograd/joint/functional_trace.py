@@ -27,7 +27,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
 from smelt.ir import provenance
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_recompute_policy
-from smelt.ir.graph import GraphLevel, Traced, output_node
+from smelt.ir.graph import GraphLevel, Traced, call_key, output_node
 from smelt.ir.nodes import backward_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
@@ -108,7 +108,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         effect = effect_of(func, args, kwargs)
         if _is_special(func) or effect == QUIET_WRITE:
             _check(func, args, kwargs, effect)
-        key = _call_key(func, args, kwargs) if effect is None else None
+        key = call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
             self._reuse(known)
@@ -264,25 +264,6 @@ def is_lazy_conjugate(node: fx.Node) -> bool:
     while is_view(node.target) and node.target is not aten._conj.default:
         node = node.all_input_nodes[0]
     return node.target is aten._conj.default
-
-
-def _call_key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A key that equal calls share; None if an argument has no hash."""
-    key = (func, _hashable(args), tuple((name, _hashable(value)) for name, value in kwargs.items()))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _hashable(value: Any) -> Any:
-    """Equal exactly when two arguments mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    if isinstance(value, tuple | list):
-        return tuple(_hashable(item) for item in value)
-    if isinstance(value, fx.Node):
-        return value
-    return (type(value), value.hex() if isinstance(value, float) else value)
 
 
 def _is_float(node: fx.Node) -> bool:

@@ -73,37 +73,26 @@ def _without_version_bump(norm: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var")
+_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training")
 
 
-def _torch_batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> torch.Tensor:
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _parameters_first(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of `torch` for one of `torch.nn.functional`: parameters come before running statistics."""
+
+    def call(
+        input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *settings: Any, **options: Any
+    ) -> Any:
+        options.pop("cudnn_enabled", None)  # the last of four settings
+        return norm(input, running_mean, running_var, weight, bias, *settings[:3], **options)
+
+    return call
 
 
-def _native_batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or running_mean is None or running_var is None:
-        return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    norm = _without_version_bump(aten._native_batch_norm_legit.default)
-    return norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+def _native_batch_norm(*args: Any, **kwargs: Any) -> Any:
+    arguments = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+    if not arguments["training"] or arguments["running_mean"] is None or arguments["running_var"] is None:
+        return torch.native_batch_norm(*args, **kwargs)
+    return _without_version_bump(aten._native_batch_norm_legit.default)(*args, **kwargs)
 
 
 def _instance_norm(
@@ -131,20 +120,6 @@ def _instance_norm(
     running_mean.copy_(mean.view(count, channels).mean(0))
     running_var.copy_(var.view(count, channels).mean(0))
     return normed.view(input.shape)
-
-
-def _torch_instance_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> torch.Tensor:
-    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _attention(
@@ -204,10 +179,10 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     **{getattr(BASE, f"{name}_"): _writing(name) for name in _WRITING},
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
-    torch.batch_norm: _torch_batch_norm,
+    torch.batch_norm: _parameters_first(_batch_norm),
     torch.native_batch_norm: _native_batch_norm,
     F.instance_norm: _instance_norm,
-    torch.instance_norm: _torch_instance_norm,
+    torch.instance_norm: _parameters_first(_instance_norm),
     **{
         norm: _without_version_bump(norm)
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)

@@ -13,23 +13,14 @@ from smelt import _native
 from smelt.capture.interpreter.operators import BINARY, COMPARE, INPLACE, UNARY
 from smelt.capture.model.bytecode import CALLABLE_FIRST, Instruction
 from smelt.capture.model.state import LiveFrame
-from smelt.capture.opcodes.opcode_table import take
+from smelt.capture.opcodes.opcode_table import entering, take
 
 Invoke = Callable[..., Any]
 """`invoke(function, *args, **kwargs)` runs user code with the region active and the user's line in tracebacks."""
 
 Step = Callable[[LiveFrame, Instruction, Invoke], None]
 STEPS: dict[str, Step] = {}
-
-
-def steps(*names: str) -> Callable[[Step], Step]:
-    """Enter a function in `STEPS`."""
-
-    def enter(step: Step) -> Step:
-        STEPS.update(dict.fromkeys(names, step))
-        return step
-
-    return enter
+steps = entering(STEPS)
 
 
 # What takes operands from the stack, the deepest first, and calls a function of them: how many, and the call.

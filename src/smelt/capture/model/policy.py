@@ -28,6 +28,7 @@ _POLYFILLS = tuple(
         ("capture", "polyfills", "library.py"),
         ("capture", "polyfills", "optimizers.py"),
         ("capture", "polyfills", "transforms.py"),
+        ("dispatch", "loss_scaling.py"),
         ("ir", "nodes", "hook_calls.py"),
     )
 )

@@ -42,33 +42,21 @@ def _delete_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     del names.items[instruction.value]
 
 
-@handles("LOAD_NAME")
+@handles("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # the second from 3.12 on: of a dict on the stack
 def _load_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = _names(frame, instruction).items.get(instruction.value)
-    frame.stack.append(_global(interp, frame, instruction.value) if value is None else value)
+    value = _in_names(interp, frame, instruction, instruction.value)
+    frame.stack.append(global_value(interp, frame, instruction.value) if value is None else value)
+
+
+@handles("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")  # 3.11, 3.12
+def _load_name_or_cell(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = _in_names(interp, frame, instruction, frame.info.slot_names[instruction.arg])
+    frame.stack.append(_in_cell(interp, frame, instruction.arg) if value is None else value)
 
 
 @handles("LOAD_LOCALS")
 def _load_locals(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
     frame.stack.append(_names(frame, instruction))
-
-
-@handles("LOAD_FROM_DICT_OR_GLOBALS")
-def _load_from_dict_or_globals(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    value = _in_dict(interp, frame.stack.pop(), instruction.value)
-    frame.stack.append(_global(interp, frame, instruction.value) if value is None else value)
-
-
-@handles("LOAD_FROM_DICT_OR_DEREF")
-def _load_from_dict_or_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    value = _in_dict(interp, frame.stack.pop(), frame.info.slot_names[instruction.arg])
-    frame.stack.append(_in_cell(interp, frame, instruction.arg) if value is None else value)
-
-
-@handles("LOAD_CLASSDEREF")
-def _load_classderef(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.11
-    value = _names(frame, instruction).items.get(frame.info.slot_names[instruction.arg])
-    frame.stack.append(_in_cell(interp, frame, instruction.arg) if value is None else value)
 
 
 @handles("SETUP_ANNOTATIONS")
@@ -80,7 +68,11 @@ def _setup_annotations(interp: Interpreter, frame: Frame, instruction: Instructi
         names.items[key] = Mapping({})
 
 
-def _in_dict(interp: Interpreter, names: Value, name: str) -> Value | None:
+def _in_names(interp: Interpreter, frame: Frame, instruction: Instruction, name: str) -> Value | None:
+    """What a name is in the class body's dict, or in one that is taken from the stack; None if it is not there."""
+    if not instruction.name.startswith("LOAD_FROM_DICT"):
+        return _names(frame, instruction).items.get(name)
+    names = frame.stack.pop()
     if not isinstance(names, Mapping):
         raise Unsupported("B012", "LOAD_FROM_DICT")
     return interp.externals.force(names.items[name]) if interp.externals.present(names, name) else None
@@ -94,7 +86,8 @@ def _in_cell(interp: Interpreter, frame: Frame, slot: int) -> Value:
     return contents
 
 
-def _global(interp: Interpreter, frame: Frame, name: str) -> Value:
+def global_value(interp: Interpreter, frame: Frame, name: str) -> Value:
+    """A name of the module, or a builtin."""
     value = interp.externals.global_name(frame.globals, name)
     if value is None:
         raise _undefined(name)

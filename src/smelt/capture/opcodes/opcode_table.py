@@ -4,23 +4,30 @@ The modules of `capture/opcodes` fill it; the interpreter reads it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from smelt.capture.interpreter.interpreter import PUSHED, Frame, Handler
 from smelt.capture.model.state import LiveFrame
 from smelt.capture.model.values import Value
 
+Entry = TypeVar("Entry")
+
+
+def entering(table: dict[str, Entry]) -> Callable[..., Callable[[Entry], Entry]]:
+    """A decorator that enters a function in a table, by the names of instructions."""
+
+    def named(*names: str) -> Callable[[Entry], Entry]:
+        def enter(function: Entry) -> Entry:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return enter
+
+    return named
+
+
 HANDLERS: dict[str, Handler] = {}
-
-
-def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Enter a function in `HANDLERS`."""
-
-    def enter(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names, handler))
-        return handler
-
-    return enter
+handles = entering(HANDLERS)
 
 
 def push(frame: Frame, value: Value) -> None:

@@ -52,6 +52,7 @@ from smelt.capture.model.values import (
     python_type,
 )
 from smelt.capture.opcodes.asserts import deciding
+from smelt.capture.opcodes.class_bodies import global_value
 from smelt.capture.opcodes.imports import import_now, is_imported
 from smelt.capture.opcodes.opcode_table import handles, push, take
 from smelt.capture.polyfills.by_name import MODULES
@@ -163,11 +164,7 @@ def _store_deref(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("LOAD_GLOBAL")
 def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = interp.externals.global_name(frame.globals, instruction.value)
-    if value is None:
-        missing = Raised(NameError(f"name '{instruction.value}' is not defined"), instruction.value, code="B018")
-        missing.details = {"name": Constant(instruction.value)}
-        raise missing
+    value = global_value(interp, frame, instruction.value)
     pair = (value, NULL) if CALLABLE_FIRST else (NULL, value)
     frame.stack.extend(pair if instruction.arg & 1 else (value,))
 

@@ -451,25 +451,22 @@ CACHED: types.CodeType = next(each for each in cached.__code__.co_consts if geta
 
 
 def least(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
-    best = best_key = _MISSING
-    for item in args if len(args) > 1 else args[0]:
-        item_key = item if key is None else key(item)
-        if best is _MISSING or item_key < best_key:
-            best, best_key = item, item_key
-    if best is not _MISSING:
-        return best
-    return min(()) if default is _MISSING else default
+    return _best(min, operator.lt, args, key, default)
 
 
 def greatest(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
+    return _best(max, operator.gt, args, key, default)
+
+
+def _best(function: Any, is_better: Callable[[Any, Any], Any], args: Any, key: Any, default: Any) -> Any:
     best = best_key = _MISSING
     for item in args if len(args) > 1 else args[0]:
         item_key = item if key is None else key(item)
-        if best is _MISSING or item_key > best_key:
+        if best is _MISSING or is_better(item_key, best_key):
             best, best_key = item, item_key
     if best is not _MISSING:
         return best
-    return max(()) if default is _MISSING else default
+    return function(()) if default is _MISSING else default
 
 
 def checkpointed_sequence(

@@ -16,6 +16,7 @@ from torch.optim import adagrad, adam
 
 from smelt.base.torch_internals import internal
 from smelt.capture.model.marks import defer, nothing_deferred, unsupported
+from smelt.dispatch.loss_scaling import unscale, update_scale
 from smelt.ir.nodes.hook_calls import call_hook
 
 _adam: Callable[..., None] = adam._single_tensor_adam
@@ -146,12 +147,6 @@ def fused_sgd(
     _scaled(update, grads, [*params, *buffers] if momentum != 0 else params, grad_scale, found_inf)
 
 
-def unscaled(grads: Any, found_inf: Any, inv_scale: Any) -> None:
-    for grad in grads:
-        found_inf.copy_(torch.maximum(found_inf, torch.logical_not(torch.isfinite(grad)).any().to(found_inf.dtype)))
-        grad.mul_(inv_scale)
-
-
 def averaging_batch_norm(
     input: Any,
     running_mean: Any,
@@ -187,17 +182,6 @@ def accumulate_grads(gradients: Any) -> None:
             for hook in list((after or {}).values()):
                 if hook(leaf) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-
-
-def scale_updated(scale: Any, tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:
-    overflows = found_inf > 0
-    good = tracker + 1
-    grown = scale * growth
-    due = good == interval
-    may = torch.logical_and(due, torch.isfinite(grown))
-    scale.copy_(torch.where(overflows, scale * backoff, torch.where(may, grown, scale)))
-    tracker.copy_(torch.where(torch.logical_or(overflows, due), torch.zeros_like(tracker), good))
-    return scale
 
 
 def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -304,8 +288,8 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     internal("_fused_adamw_"): fused_adamw,
     internal("_fused_adagrad_"): fused_adagrad,
     internal("_fused_sgd_"): fused_sgd,
-    internal("_amp_foreach_non_finite_check_and_unscale_"): unscaled,
-    internal("_amp_update_scale_"): scale_updated,
+    internal("_amp_foreach_non_finite_check_and_unscale_"): unscale,
+    internal("_amp_update_scale_"): update_scale,
     internal("amp.GradScaler._maybe_opt_step"): step_unless_infinite,
     torch.optim.lr_scheduler.CyclicLR.get_lr: cyclic_rates,
     **{

@@ -13,14 +13,14 @@ memory is read as two streams.
 Adjacent rows would be slower: each stream would have gaps, which defeat the hardware prefetcher.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from smelt.codegen.axes import Pure
+from smelt.codegen.axes import Pure, renamed
 from smelt.codegen.loops.reductions import COMBINE
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
+    Access,
     Accumulate,
     Axis,
     Compute,
@@ -96,15 +96,9 @@ class _Pairing:
 
     def _renamed(self, instruction: Instruction) -> Instruction:
         """With the values and the scratch of the second of the two rows."""
-        rules: dict[str, Callable[[Any], Any]] = {
-            "out": _second,
-            "value": self._second,
-            "args": lambda args: tuple(map(self._second, args)),
-            "by": lambda by: tuple((self._second(value), stride, extent) for value, stride, extent in by),
-            "buffer": lambda buffer: _second(buffer) if buffer in self.scratch else buffer,
-        }
-        changed = {name: rule(getattr(instruction, name)) for name, rule in rules.items() if hasattr(instruction, name)}
-        return replace(instruction, **changed)
+        if isinstance(instruction, Access) and instruction.buffer in self.scratch:
+            instruction = replace(instruction, buffer=_second(instruction.buffer))
+        return renamed(instruction, _second, self._second)
 
     def _second(self, name: str) -> str:
         return name if name in self.shared else _second(name)

@@ -14,7 +14,7 @@ from enum import Enum
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import Pure
+from smelt.codegen.axes import Pure, strides_keep_apart
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.cpu.transpose_tiles import Tile
 from smelt.codegen.loops.builder import SIGNED_LESS
@@ -163,17 +163,10 @@ class SchedulePlan:
 
 
 def keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
-    """Whether a position determines the index along each axis and the places: each stride exceeds the combined reach of
-    the smaller ones."""
+    """Whether a position determines the index along each axis, and the places."""
     steps = [(abs(scatter.index.stride(axis.name)), axis.size) for axis in kernel.rows + kernel.cols]
     steps += [(abs(stride), extent) for _, stride, extent in scatter.by]
-    reach: Size = 0
-    running = [(step, size) for step, size in steps if step and not known_equal(size, 1)]
-    for stride, size in sorted(running, key=lambda each: hint(each[0])):
-        if not known_at_least(stride, reach + 1):
-            return False
-        reach += stride * (size - 1)
-    return True
+    return strides_keep_apart((step, size) for step, size in steps if step and not known_equal(size, 1))
 
 
 def placing(kernel: Kernel) -> list[Instruction]:

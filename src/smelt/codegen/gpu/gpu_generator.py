@@ -148,11 +148,8 @@ class HostGenerator(GpuGenerator):
         blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
         return GridPhase(b.symbol, blocks, threads, shared_apart(b) * phase.cluster, b.has_barrier)
 
-    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
-        return llvm_compile.load(modules, target, threads)
-
-    def assemble(self, module: Module, target: Target) -> str:
-        return llvm_compile.assemble(print_module(module), target)
+    load = staticmethod(llvm_compile.load)
+    assemble = staticmethod(llvm_compile.assemble_module)
 
 
 class CudaGenerator(GpuGenerator):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt
+from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt, both
 from smelt.codegen.loops import builder
 from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
 from smelt.device import Target
@@ -109,9 +109,6 @@ class _Warp:
         lanes = self.source.warp if self.lane is None else 1
         return [self.b.splat(self.value(each), lanes) for each in values]
 
-    def _both(self, one: Mask, other: Mask) -> Mask:
-        return one if other is None else other if one is None else self.b.and_(one, other)
-
     @contextmanager
     def _within(self, mask: Mask) -> Iterator[None]:
         outer, self.mask = self.mask, mask
@@ -158,7 +155,7 @@ class _Warp:
                 where = self.value(pointer)
                 self.values[out.name] = b.load(where, out.kind, where.lanes, align=align)
             case loops.Store(value, pointer, align, _, mask):
-                here = self._both(self.mask, mask and self.value(mask))
+                here = both(self.b, self.mask, mask and self.value(mask))
                 where, stored = self.alike((pointer, value)) if here is None else self.vectors((pointer, value))
                 b.body.append(loops.Store(stored, where, align, mask=here and b.splat(here, where.lanes)))
             case loops.Atomic(op, pointer, value):
@@ -255,7 +252,7 @@ class _Warp:
             return
         chosen = []
         for (body, results, _), mask in zip(ways, (condition, b.not_(condition)), strict=True):
-            with self._within(self._both(self.mask, mask)):
+            with self._within(both(self.b, self.mask, mask)):
                 self.body(body)
             chosen.append(self.vectors(results))
         self._bind(node.results, [b.select(condition, *each) for each in zip(*chosen, strict=True)])

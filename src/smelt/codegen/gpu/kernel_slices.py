@@ -15,7 +15,7 @@ Values that need only loads and arithmetic are recomputed rather than passed thr
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from smelt.codegen.axes import rewritten
+from smelt.codegen.axes import dense_index, rewritten
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
     Access,
@@ -35,24 +35,14 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
-from smelt.symbolic.shapes import Size
 
 _EFFECTS = Store | Accumulate | Scatter
+dense = dense_index
 
 
 def has(kernel: Kernel, *kinds: type) -> bool:
     """Whether there are instructions of one of these kinds."""
     return any(isinstance(i, kinds) for i in kernel.instructions())
-
-
-def dense(axes: Sequence[Axis]) -> Index:
-    """Where a point of `axes` is in an array of them all."""
-    terms: list[tuple[str, Size]] = []
-    stride: Size = 1
-    for axis in reversed(axes):
-        terms.append((axis.name, stride))
-        stride = stride * axis.size
-    return Index(tuple(reversed(terms)))
 
 
 def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:

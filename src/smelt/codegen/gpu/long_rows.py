@@ -10,29 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from smelt.codegen.axes import Pure, dense_index, renamed
 from smelt.codegen.cpu.online_softmax import Online, matched
-from smelt.codegen.gpu.kernel_slices import dense, leading_to
+from smelt.codegen.gpu.kernel_slices import leading_to
 from smelt.ir.check_kernel import result
-from smelt.ir.kernel import (
-    Access,
-    Buffer,
-    Cast,
-    Compute,
-    Const,
-    Gather,
-    Instruction,
-    Kernel,
-    Load,
-    Position,
-    Role,
-    Stage,
-    Store,
-)
+from smelt.ir.kernel import Access, Buffer, Gather, Instruction, Kernel, Load, Role, Stage, Store
 
 _MOST_AGAIN = 32  # instructions that are recomputed rather than kept
 _MOST_READ = 2  # arrays that are read again for that
-
-_Pure = Const | Load | Gather | Position | Compute | Cast
 
 
 def outputs_as_scratch(kernel: Kernel) -> Kernel:
@@ -59,7 +44,7 @@ def _output_as_scratch(kernel: Kernel, buffer: Buffer) -> Kernel:
     if seen[0][2].index.axes != names:
         return kernel  # several points write to one place
     scratch = Buffer(f"{buffer.name}.row", buffer.dtype, kernel.col_count, Role.SCRATCH)
-    where = dense(kernel.cols)
+    where = dense_index(kernel.cols)
 
     def moved(at: tuple[int, int], i: Instruction) -> Instruction:
         if isinstance(i, Load | Store) and i.buffer == buffer.name and at < puts[1]:
@@ -125,26 +110,15 @@ def _stores(instruction: Instruction, name: str) -> bool:
 def _is_cheap(kernel: Kernel, needed: Sequence[Instruction]) -> bool:
     read = {i.buffer for i in needed if isinstance(i, Load | Gather)}
     still = all(kernel.buffer(name).role is Role.INPUT for name in read)  # nobody writes there meanwhile
-    pure = all(isinstance(i, _Pure) for i in needed)
+    pure = all(isinstance(i, Pure) for i in needed)
     return bool(needed) and pure and still and len(needed) <= _MOST_AGAIN and len(read) <= _MOST_READ
 
 
 def _again(needed: Sequence[Instruction], value: str, out: str) -> list[Instruction]:
     """The same instructions under other names, the last of them under the name `out`."""
-    names = {result(i): f"{out}.{result(i)}" for i in needed}
+    names = {name: f"{out}.{name}" for i in needed if (name := result(i)) is not None}
     names[value] = out
-    renamed: list[Instruction] = []
-    for i in needed:
-        assert isinstance(i, _Pure)
-        changed = replace(i, out=names[i.out])
-        if isinstance(changed, Compute):
-            changed = replace(changed, args=tuple(names.get(arg, arg) for arg in changed.args))
-        elif isinstance(changed, Cast):
-            changed = replace(changed, value=names.get(changed.value, changed.value))
-        elif isinstance(changed, Gather):
-            changed = replace(changed, by=tuple((names.get(at, at), step, extent) for at, step, extent in changed.by))
-        renamed.append(changed)
-    return renamed
+    return [renamed(i, names.__getitem__, lambda name: names.get(name, name)) for i in needed]
 
 
 def online_loops(kernel: Kernel) -> Online | None:

@@ -13,7 +13,7 @@ import torch
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.scatters.scatter_updates import put
-from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.simt import Mask, Simt, both
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.gpu.vector_width import is_multiple
@@ -131,9 +131,7 @@ class PhaseBody:
         return self._coordinates(number, axes), mask
 
     def _both(self, one: Mask, other: Mask) -> Mask:
-        if one is None or other is None:
-            return one if other is None else other
-        return self.b.and_(one, other)
+        return both(self.b, one, other)
 
     # Stages.
 

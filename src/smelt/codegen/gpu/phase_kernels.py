@@ -15,8 +15,8 @@ from dataclasses import field, replace
 from itertools import takewhile
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import reindexed, rewritten
-from smelt.codegen.gpu.kernel_slices import dense, has, in_order, leading_to, with_axes, with_buffers
+from smelt.codegen.axes import dense_index, reindexed, rewritten
+from smelt.codegen.gpu.kernel_slices import has, in_order, leading_to, with_axes, with_buffers
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Access,
@@ -166,7 +166,7 @@ def staged_in_memory(kernel: Kernel) -> list[Kernel]:
         size, dtype = product(axis.size for axis in axes), dtypes[instruction.value]
         extra.append(Buffer(f"{instruction.buffer}.staged", dtype, size, Role.OUTPUT))
         more.append(reducing(kernel, [(instruction, extra[-1])], axes, instruction.buffer))
-        return [Store(extra[-1].name, dense(axes), instruction.value)]
+        return [Store(extra[-1].name, dense_index(axes), instruction.value)]
 
     changed = rewritten(kernel, change)
     return [with_buffers(changed, changed.stages, extra, kernel.name), *more]
@@ -181,7 +181,7 @@ def reducing(kernel: Kernel, folds: Sequence[tuple[Accumulate, Buffer]], axes: S
     after: list[Instruction] = []
     for fold, buffer in folds:
         value, out = f"{buffer.name}.value", f"{buffer.name}.fold"
-        body += [Load(value, buffer.name, dense(axes)), Reduce(out, fold.op, value)]
+        body += [Load(value, buffer.name, dense_index(axes)), Reduce(out, fold.op, value)]
         after += _stored(kernel, fold, out)
     stages = (Stage(True, tuple(body)), Stage(False, tuple(after)))
     inputs = [replace(buffer, role=Role.INPUT) for _, buffer in folds]
@@ -245,7 +245,7 @@ def scratch_in_memory(kernel: Kernel) -> Kernel:
         if not isinstance(instruction, Load | Store) or instruction.buffer not in scratch:
             return [instruction]
         size = scratch[instruction.buffer].size
-        rows = tuple((name, stride * size) for name, stride in dense(kernel.rows).terms)
+        rows = tuple((name, stride * size) for name, stride in dense_index(kernel.rows).terms)
         return [replace(instruction, index=Index(rows + instruction.index.terms, instruction.index.offset))]
 
     rows = kernel.row_count
@@ -267,7 +267,7 @@ def _add_loop(split: _Split, stage: Stage, after: list[Instruction]) -> None:
     wholes = [Buffer(f"{i.out}.whole", dtypes[i.out], kernel.row_count, Role.OUTPUT) for i in folds]
     stages = [Stage(True, tuple(parts.change(i, rows + cols) for i in stage.body))]
     if folds:
-        leave = [Store(partial.name, dense(rows), i.out) for i, partial in zip(folds, partials, strict=True)]
+        leave = [Store(partial.name, dense_index(rows), i.out) for i, partial in zip(folds, partials, strict=True)]
         stages.append(Stage(False, tuple(leave)))
     split.add(replace(kernel, rows=rows, cols=cols), stages, (*partials, *wholes), (parts.bound,))
     pure = [i for i in after if not isinstance(i, Store)]
@@ -275,10 +275,11 @@ def _add_loop(split: _Split, stage: Stage, after: list[Instruction]) -> None:
         body: list[Instruction] = []
         for fold, partial in zip(folds, partials, strict=True):
             value = f"{fold.out}.value"
-            body += [Load(value, partial.name, dense(rows)), Reduce(fold.out, fold.op, value)]
-        stores = [Store(whole.name, dense(kernel.rows), i.out) for i, whole in zip(folds, wholes, strict=True)]
+            body += [Load(value, partial.name, dense_index(rows)), Reduce(fold.out, fold.op, value)]
+        stores = [Store(whole.name, dense_index(kernel.rows), i.out) for i, whole in zip(folds, wholes, strict=True)]
         stages = [Stage(True, tuple(body)), Stage(False, (*stores, *after))]
         split.add(replace(kernel, cols=(parts.parts,)), stages, (*partials, *wholes))
     split.extra += wholes
-    split.row_code += [Load(i.out, whole.name, dense(kernel.rows)) for i, whole in zip(folds, wholes, strict=True)]
+    at = dense_index(kernel.rows)
+    split.row_code += [Load(i.out, whole.name, at) for i, whole in zip(folds, wholes, strict=True)]
     split.row_code += pure

@@ -11,8 +11,8 @@ Rows that a reduction keeps form groups: a block has rows of one group.
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import rewritten
-from smelt.codegen.gpu.kernel_slices import dense, has, with_axes
+from smelt.codegen.axes import dense_index, rewritten
+from smelt.codegen.gpu.kernel_slices import has, with_axes
 from smelt.codegen.gpu.phase_kernels import reducing
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
@@ -76,7 +76,7 @@ def in_one_pass(kernel: Kernel) -> OnePass | None:
         axes = groups + (kernel.cols if _spans_cols(kernel, instruction) else ())
         size = product(axis.size for axis in axes)
         partials.append(Buffer(f"{instruction.buffer}.parts", dtypes[instruction.value], size, Role.OUTPUT))
-        return [replace(instruction, buffer=partials[-1].name, index=dense(axes))]
+        return [replace(instruction, buffer=partials[-1].name, index=dense_index(axes))]
 
     changed = with_axes(rewritten(kernel, change), groups + folded, kernel.cols)
     gone = {i.buffer for i in kernel.instructions() if isinstance(i, Accumulate)}

@@ -18,9 +18,8 @@ from dataclasses import replace
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.codegen.axes import forward_scans, rewritten, scanned
+from smelt.codegen.axes import dense_index, forward_scans, rewritten, scanned
 from smelt.codegen.gpu.kernel_slices import (
-    dense,
     effects,
     exchanged,
     has,
@@ -100,7 +99,7 @@ def _staged(kernel: Kernel) -> list[Kernel]:
     """Each scan by itself, its result in the workspace; then the rest."""
     kernels: list[Kernel] = []
     axes = kernel.rows + kernel.cols
-    index = dense(axes)
+    index = dense_index(axes)
     while has(kernel, Scan):
         scan = next(i for i in kernel.instructions() if isinstance(i, Scan))
         dtype = value_dtypes(kernel)[scan.value]
@@ -191,7 +190,7 @@ def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
 def _totals(kernel: Kernel, scans: Sequence[Scan], parts: AxisParts, totals: dict[str, Buffer]) -> Kernel:
     body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
     after: list[Instruction] = []
-    rows = dense((parts.parts, *kernel.rows))
+    rows = dense_index((parts.parts, *kernel.rows))
     for scan in scans:
         assert scan.op != "logaddexp"
         place = body.index(scan)
@@ -208,7 +207,7 @@ def _befores(
     kernel: Kernel, scans: Sequence[Scan], part: Axis, totals: dict[str, Buffer], befores: dict[str, Buffer]
 ) -> Kernel:
     body: list[Instruction] = []
-    where = in_order(Load("", "", dense((part, *kernel.rows))), (*kernel.rows, part))
+    where = in_order(Load("", "", dense_index((part, *kernel.rows))), (*kernel.rows, part))
     assert isinstance(where, Load)
     source = where.index
     for scan in scans:
@@ -221,7 +220,7 @@ def _befores(
 
 
 def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], parts: AxisParts, befores: dict[str, Buffer]) -> Kernel:
-    room = dense((parts.parts, *kernel.rows))
+    room = dense_index((parts.parts, *kernel.rows))
     part, zero, first = "scan.part", "scan.zero", "scan.first"
     once: list[Instruction] = [Position(part, Index(((parts.parts.name, 1),))), Const(zero, 0, torch.int64)]
     once.append(Compute(first, "eq", (part, zero), torch.bool))

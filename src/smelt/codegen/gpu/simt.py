@@ -45,6 +45,11 @@ MOST_BYTES = 16  # of one access
 Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and a value → the element then
 
 
+def both(b: Builder, one: Mask, other: Mask) -> Mask:
+    """The threads of two masks."""
+    return one if other is None else other if one is None else b.and_(one, other)
+
+
 class Simt(Builder):
     """Code of one phase of a grid. `resident`: blocks side by side; the assembler spills no registers for more of them.
     `predicates`: stores that only some threads do are no branches. `block`: its number, where the caller finds it.

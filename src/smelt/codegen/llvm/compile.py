@@ -64,13 +64,6 @@ def make_all_targets_ready() -> None:
     llvm().initialize_all_asmprinters()
 
 
-def version() -> str:
-    """Of llvmlite; an ImportError if it is not there."""
-    import llvmlite
-
-    return str(llvmlite.__version__)
-
-
 @dataclass(frozen=True, slots=True)
 class Built:
     """Machine code in memory, or on a device, which stays there as long as this object does.

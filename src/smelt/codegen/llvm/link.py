@@ -247,54 +247,57 @@ def _string(data: bytes, start: int) -> str:
 
 # Relocations: P is the place, S the symbol, A the addend, as the ABIs' documents write them.
 
-# AArch64 calls and loads by page: where in the instruction the value goes.
-_PREL32, _ABS64, _ADR_PAGE, _ADD_LOW, _CALL, _JUMP, _GOT_PAGE, _GOT_LOW = 261, 257, 275, 277, 283, 282, 311, 312
+# AArch64 loads by page: where in the instruction the value goes.
+_PREL32, _ABS64, _ADR_PAGE, _ADD_LOW, _GOT_PAGE, _GOT_LOW = 261, 257, 275, 277, 311, 312
 _LOADS = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}  # low bits of an address, scaled by the size that is loaded
 # x86-64.
-_X64, _X_PC32, _X_PLT32, _X_GOT = 1, 2, 4, (9, 41, 42)
+_X64, _X_PC32 = 1, 2
 # RISC-V. The lower half of an address names the place of its upper half, which has to be known before it.
-_R64, _R_BRANCH, _R_JAL, _R_CALLS, _R_GOT, _R_HIGH, _R_PC32 = 2, 16, 17, (18, 19), 20, 23, 57
-_R_LOW_LOAD, _R_LOW_STORE, _R_SHORT_BRANCH, _R_SHORT_JUMP, _R_RELAX = 24, 25, 44, 45, 51
+_R64, _R_GOT, _R_HIGH, _R_PC32, _R_LOW_LOAD, _R_LOW_STORE, _R_RELAX = 2, 20, 23, 57, 24, 25, 51
 _R_SUMS = {33: ("<B", 1), 34: ("<H", 1), 35: ("<I", 1), 36: ("<Q", 1)} | {
     37: ("<B", -1), 38: ("<H", -1), 39: ("<I", -1), 40: ("<Q", -1)
 }  # fmt: skip
+# Jumps: the instruction's form, the bits of a distance, and which of them go where: from which bit, how many, to which.
+_R_JUMPS = {
+    16: ("<I", 13, ((12, 1, 31), (5, 6, 25), (1, 4, 8), (11, 1, 7))),
+    17: ("<I", 21, ((20, 1, 31), (1, 10, 21), (11, 1, 20), (12, 8, 12))),
+    44: ("<H", 9, ((8, 1, 12), (3, 2, 10), (6, 2, 5), (1, 2, 3), (5, 1, 2))),
+    45: ("<H", 12, ((11, 1, 12), (4, 1, 11), (8, 2, 9), (10, 1, 8), (6, 1, 7), (7, 1, 6), (1, 3, 3), (5, 1, 2))),
+}
 _LOW = (_R_LOW_LOAD, _R_LOW_STORE)  # numbers that mean nothing elsewhere
+# By machine: what is an address in memory; what calls a function, outside by its stub; what is read from a slot.
 _ABSOLUTE = {_AARCH64: _ABS64, _X86_64: _X64, _RISCV: _R64}
+_CALLS = {_AARCH64: (282, 283), _X86_64: (4,), _RISCV: (18, 19)}
+_FROM_SLOT = {_AARCH64: (_GOT_PAGE, _GOT_LOW), _X86_64: (9, 41, 42), _RISCV: (_R_GOT,)}
 
 
 def _relocate(layout: _Layout, kind: int, place: int, symbol: _Symbol, addend: int) -> None:
-    inside = symbol.section in layout.places
+    machine, inside = layout.machine, symbol.section in layout.places
     if not inside and symbol.section != _UNDEFINED:
         raise CannotLink(f"{symbol.name or 'a symbol'} is in a section that is left out")
     target = layout.places[symbol.section] + symbol.value if inside else 0
     if not inside and symbol.name in layout.named:
         inside, target = True, layout.named[symbol.name]
-    if kind == _ABSOLUTE[layout.machine]:
-        if not inside:
-            layout.relative.append(CodeSlot(place, symbol.name, addend))
-        else:
-            layout.relative.append(CodeSlot(place, "", target + addend))
+    if kind == _ABSOLUTE[machine]:
+        layout.relative.append(CodeSlot(place, "" if inside else symbol.name, target + addend))
         return
-    if layout.machine == _AARCH64:
-        _relocate_aarch64(layout, kind, place, symbol, target + addend, inside)
-    elif layout.machine == _RISCV:
-        _relocate_riscv(layout, kind, place, symbol, target + addend, inside)
-    else:
-        _relocate_x86(layout, kind, place, symbol, target, addend, inside)
-
-
-def _relocate_aarch64(layout: _Layout, kind: int, place: int, symbol: _Symbol, target: int, inside: bool) -> None:
-    if kind in (_CALL, _JUMP):
-        distance = (target if inside else layout.stub(symbol.name)) - place
-        _patch(layout, place, (_fits(distance, 28) >> 2) & 0x3FFFFFF)
+    if machine == _RISCV and kind == _R_RELAX:
         return
-    if kind in (_GOT_PAGE, _GOT_LOW):
+    if kind in _FROM_SLOT[machine]:
         if inside:
             raise CannotLink(f"{symbol.name} is reached as if it were outside")
-        target, inside = layout.slot(symbol.name), True
-    if not inside:
-        raise CannotLink(f"relocation {kind} of {symbol.name}, which is outside")
-    if kind == _PREL32:
+        target = layout.slot(symbol.name)
+    elif not inside:
+        if kind not in _CALLS[machine]:
+            raise CannotLink(f"relocation {kind} of {symbol.name}, which is outside")
+        target = layout.stub(symbol.name)
+    _RELOCATE[machine](layout, kind, place, target + addend)
+
+
+def _relocate_aarch64(layout: _Layout, kind: int, place: int, target: int) -> None:
+    if kind in _CALLS[_AARCH64]:
+        _patch(layout, place, (_fits(target - place, 28) >> 2) & 0x3FFFFFF)
+    elif kind == _PREL32:
         struct.pack_into("<i", layout.code, place, _fits(target - place, 32))
     elif kind in (_ADR_PAGE, _GOT_PAGE):
         pages = _fits((target // PAGE) - (place // PAGE), 21)
@@ -310,84 +313,44 @@ def _relocate_aarch64(layout: _Layout, kind: int, place: int, symbol: _Symbol, t
         raise CannotLink(f"relocation {kind} is not known")
 
 
-def _relocate_x86(
-    layout: _Layout, kind: int, place: int, symbol: _Symbol, target: int, addend: int, inside: bool
-) -> None:
-    if kind in _X_GOT:
-        if inside:
-            raise CannotLink(f"{symbol.name} is reached as if it were outside")
-        target = layout.slot(symbol.name)
-    elif kind in (_X_PLT32, _X_PC32):
-        if not inside:
-            if kind == _X_PC32:
-                raise CannotLink(f"the address of {symbol.name}, which is outside")
-            target = layout.stub(symbol.name)
-    else:
+def _relocate_x86(layout: _Layout, kind: int, place: int, target: int) -> None:
+    if kind not in (_X_PC32, *_CALLS[_X86_64], *_FROM_SLOT[_X86_64]):
         raise CannotLink(f"relocation {kind} is not known")
-    struct.pack_into("<i", layout.code, place, _fits(target + addend - place, 32))
+    struct.pack_into("<i", layout.code, place, _fits(target - place, 32))
 
 
-def _relocate_riscv(layout: _Layout, kind: int, place: int, symbol: _Symbol, target: int, inside: bool) -> None:
-    if kind == _R_RELAX:
-        return
-    if kind in _R_CALLS:
-        distance = (target if inside else layout.stub(symbol.name)) - place
+def _relocate_riscv(layout: _Layout, kind: int, place: int, target: int) -> None:
+    distance = target - place
+    if kind in _CALLS[_RISCV]:
         _patch(layout, place, _upper(distance))
         _patch(layout, place + 4, (distance & 0xFFF) << 20)
-        return
-    if kind == _R_GOT:
-        if inside:
-            raise CannotLink(f"{symbol.name} is reached as if it were outside")
-        target, inside, kind = layout.slot(symbol.name), True, _R_HIGH
-    if not inside:
-        raise CannotLink(f"relocation {kind} of {symbol.name}, which is outside")
-    if kind == _R_HIGH:
-        layout.halves[place] = distance = target - place
+    elif kind in (_R_HIGH, _R_GOT):
+        layout.halves[place] = distance
         _patch(layout, place, _upper(distance))
     elif kind in _LOW:
         low = layout.halves[target] & 0xFFF
         _patch(layout, place, low << 20 if kind == _R_LOW_LOAD else (low >> 5) << 25 | (low & 31) << 7)
     elif kind == _R_PC32:
-        struct.pack_into("<i", layout.code, place, _fits(target - place, 32))
+        struct.pack_into("<i", layout.code, place, _fits(distance, 32))
     elif kind in _R_SUMS:
         form, sign = _R_SUMS[kind]
         limit = 1 << 8 * struct.calcsize(form)
         before = struct.unpack_from(form, layout.code, place)[0]
         struct.pack_into(form, layout.code, place, (before + sign * target) % limit)
-    elif kind in (_R_BRANCH, _R_JAL):
-        _patch(layout, place, (_branch if kind == _R_BRANCH else _jump)(target - place))
-    elif kind in (_R_SHORT_BRANCH, _R_SHORT_JUMP):
-        bits = (_short_branch if kind == _R_SHORT_BRANCH else _short_jump)(target - place)
-        struct.pack_into("<H", layout.code, place, struct.unpack_from("<H", layout.code, place)[0] | bits)
+    elif kind in _R_JUMPS:
+        form, bits, runs = _R_JUMPS[kind]
+        value = _fits(distance, bits)
+        _patch(layout, place, sum((value >> first & (1 << count) - 1) << to for first, count, to in runs), form)
     else:
         raise CannotLink(f"relocation {kind} is not known")
+
+
+_RELOCATE = {_AARCH64: _relocate_aarch64, _X86_64: _relocate_x86, _RISCV: _relocate_riscv}
 
 
 def _upper(distance: int) -> int:
     """The upper 20 bits of a distance, to which the lower 12 are added with their sign."""
     return _fits(distance + 0x800, 32) & 0xFFFFF000
-
-
-def _scattered(value: int, runs: tuple[tuple[int, int, int], ...]) -> int:
-    """Bits of a value in the order of an instruction: from which bit, how many, and where they go."""
-    return sum((value >> first & (1 << count) - 1) << place for first, count, place in runs)
-
-
-def _branch(distance: int) -> int:
-    return _scattered(_fits(distance, 13), ((12, 1, 31), (5, 6, 25), (1, 4, 8), (11, 1, 7)))
-
-
-def _jump(distance: int) -> int:
-    return _scattered(_fits(distance, 21), ((20, 1, 31), (1, 10, 21), (11, 1, 20), (12, 8, 12)))
-
-
-def _short_branch(distance: int) -> int:
-    return _scattered(_fits(distance, 9), ((8, 1, 12), (3, 2, 10), (6, 2, 5), (1, 2, 3), (5, 1, 2)))
-
-
-def _short_jump(distance: int) -> int:
-    runs = (11, 1, 12), (4, 1, 11), (8, 2, 9), (10, 1, 8), (6, 1, 7), (7, 1, 6), (1, 3, 3), (5, 1, 2)
-    return _scattered(_fits(distance, 12), runs)
 
 
 def _fits(value: int, bits: int) -> int:
@@ -396,6 +359,6 @@ def _fits(value: int, bits: int) -> int:
     return value
 
 
-def _patch(layout: _Layout, place: int, bits: int) -> None:
+def _patch(layout: _Layout, place: int, bits: int, form: str = "<I") -> None:
     """Set bits of an instruction that are zero there."""
-    struct.pack_into("<I", layout.code, place, struct.unpack_from("<I", layout.code, place)[0] | bits)
+    struct.pack_into(form, layout.code, place, struct.unpack_from(form, layout.code, place)[0] | bits)

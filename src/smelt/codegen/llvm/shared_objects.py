@@ -6,9 +6,9 @@ LLVM takes longer for them than for the kernels that call them, and they are the
 cached in the process and on disk. It may hold several functions: `link` extracts what is needed.
 """
 
-import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from smelt import _native
 from smelt.base import events, locks
@@ -17,6 +17,7 @@ from smelt.device import Target
 from smelt.ir.artifact_file.code import Code, code_section, read_code
 from smelt.runtime.cache import CacheFile, open_store
 
+Item = TypeVar("Item")
 _MOST = 512  # functions, some kB each
 _objects: dict[str, bytes] = {}
 _lock = locks.lock()
@@ -39,15 +40,20 @@ def known_objects(functions: Mapping[str, SharedFunction], target: Target) -> di
     return objects
 
 
-def bundles(missing: Sequence[str], functions: Mapping[str, SharedFunction], most: int) -> list[list[str]]:
-    """Names in lists to be made side by side, `most` at most, about as long as each other."""
-    lists: list[list[str]] = [[] for _ in range(min(most, len(missing)))]
-    lengths = [0] * len(lists)
-    for name in sorted(missing, key=lambda each: -len(functions[each].text)):
+def balanced(items: Iterable[Item], count: int, length: Callable[[Item], int]) -> list[list[Item]]:
+    """So many lists of items, about as long as each other."""
+    lists: list[list[Item]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for item in sorted(items, key=lambda each: -length(each)):
         shortest = lengths.index(min(lengths))
-        lists[shortest].append(name)
-        lengths[shortest] += len(functions[name].text)
+        lists[shortest].append(item)
+        lengths[shortest] += length(item)
     return lists
+
+
+def bundles(missing: Sequence[str], functions: Mapping[str, SharedFunction], most: int) -> list[list[str]]:
+    """Names in lists to be made side by side, `most` at most."""
+    return balanced(missing, min(most, len(missing)), lambda name: len(functions[name].text))
 
 
 def bundle_text(names: Iterable[str], functions: Mapping[str, SharedFunction]) -> str:
@@ -83,12 +89,12 @@ def _key(name: str, functions: Mapping[str, SharedFunction], target: Target) -> 
         reached |= new
         waiting += new
     digest = hashlib.sha256("\n".join(functions[each].text for each in sorted(reached)).encode())
-    made_by = (_version(), target.triple, target.cpu, target.features)
+    made_by = (version(), target.triple, target.cpu, target.features)
     return "\n".join(("shared function", name, digest.hexdigest(), *made_by))
 
 
-@functools.cache
-def _version() -> str:
+def version() -> str:
+    """Of llvmlite; an ImportError if it is not there."""
     import llvmlite  # type: ignore[import-untyped]
 
     return str(llvmlite.__version__)

@@ -276,7 +276,7 @@ def _from_float(b: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 def _widen(b: Builder, value: Value, source: torch.dtype) -> Value:
     if source is torch.float16:
-        return b.convert("fpext", value, "f32") if b.target.has_half else _half_as_float(b, value)
+        return b.convert("fpext", value, "f32") if b.target.has_half else half_as_float(b, value)
     if b.target.cheap_interleave and value.lanes > 2:
         return b.from_bits(b.above_zeros(value))
     return b.from_bits(b.shl(b.convert("zext", value, "i32"), 16))
@@ -284,7 +284,7 @@ def _widen(b: Builder, value: Value, source: torch.dtype) -> Value:
 
 def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     if dtype is torch.float16:
-        return b.convert("fptrunc", value, "f16") if b.target.has_half else _float_as_half(b, value)
+        return b.convert("fptrunc", value, "f16") if b.target.has_half else float_as_half(b, value)
     if b.target.has_bfloat:
         return b.as_bfloat(value)
     bits = b.bits(value)
@@ -303,7 +303,7 @@ def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
 # Conversions of float16 by its bits, a whole vector at once: LLVM would call a function for each lane.
 
 
-def _half_as_float(b: Builder, value: Value) -> Value:
+def half_as_float(b: Builder, value: Value) -> Value:
     bits = b.convert("zext", b.bits(value), "i32")
     size = b.and_(bits, 0x7FFF)
     moved = b.shl(size, 13)  # exponents differ by 112, and what is below the normal range becomes normal
@@ -312,7 +312,7 @@ def _half_as_float(b: Builder, value: Value) -> Value:
     return b.from_bits(b.or_(magnitude, b.shl(b.and_(bits, 0x8000), 16)))
 
 
-def _float_as_half(b: Builder, value: Value) -> Value:
+def float_as_half(b: Builder, value: Value) -> Value:
     bits = b.bits(value)
     size = b.and_(bits, 0x7FFFFFFF)
     kept = b.lshr(size, 13)

@@ -8,7 +8,6 @@
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from smelt.codegen.static.header import CODES, RAISED, comment, raised, rank_of
 from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.table import records as r
 from smelt.ir.table.records import DTYPE_NAMES, RegisterKind
+from smelt.symbolic.shapes import contiguous_stride
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -60,16 +60,8 @@ def _input(register: r.Register) -> dict[str, Any]:
 
 def _state(register: r.Register) -> dict[str, Any]:
     sizes = [dim.low for dim in register.dims]
-    strides = list(register.strides) or _contiguous(sizes)
+    strides = list(register.strides) or list(contiguous_stride(sizes))
     return {"name": register.name, "dtype": register.dtype, "shape": sizes, "strides": strides, "offset": register.data}
-
-
-def _contiguous(sizes: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
 
 
 def types_text(table: r.Table) -> str:

@@ -15,6 +15,7 @@ from smelt.base.errors import SpecError
 from smelt.ir import loops
 from smelt.ir.loops import BINARY, BITS, MATH, For, Function, If, Module, Node, Repeat, Value
 from smelt.ir.loops.text import function_lines, type_text
+from smelt.ir.text import excerpt
 
 POINTERS = frozenset((loops.POINTER, loops.GLOBAL, loops.SHARED, loops.CLUSTER))
 FLOATS = frozenset(kind for kind in BITS if kind[0] != "i")
@@ -53,11 +54,8 @@ def check_function(function: Function, names: Mapping[str, Function] | None = No
     try:
         walk.whole()
     except _Fault as fault:
-        lines = list(function_lines(function))
-        at = next((number for number, (owner, _) in enumerate(lines) if owner is walk.node), 0)
-        shown = range(max(0, at - 4), min(len(lines), at + 3))
-        excerpt = "\n".join([f"{'>' if number == at else ' '} {lines[number][1]}" for number in shown])
-        raise SpecError("SM030", f"function @{function.name} breaks the loop form: {fault}\n{excerpt}") from None
+        around = excerpt(list(function_lines(function)), walk.node)
+        raise SpecError("SM030", f"function @{function.name} breaks the loop form: {fault}\n{around}") from None
 
 
 class _Fault(Exception):

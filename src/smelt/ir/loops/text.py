@@ -15,6 +15,7 @@ from typing import Any
 
 from smelt.ir import loops
 from smelt.ir.loops import For, Function, If, Module, Node, Repeat, Value
+from smelt.ir.text import runs
 
 Line = tuple[object, str]  # the node, table or function that the line shows, and its text
 
@@ -134,13 +135,7 @@ def _compute(node: loops.Compute) -> str:
 
 def _ranges(lanes: Sequence[int]) -> str:
     """Numbers of lanes, those that follow each other as a range."""
-    runs: list[list[int]] = []
-    for lane in lanes:
-        if runs and lane == runs[-1][-1] + 1:
-            runs[-1].append(lane)
-        else:
-            runs.append([lane])
-    return " ".join([f"{run[0]}…{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs])
+    return " ".join([f"{run[0]}…{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs(lanes)])
 
 
 def _permute(node: loops.Permute) -> str:

@@ -95,9 +95,7 @@ def accumulable(
         return _accumulated(outputs, tangents, inputs, retain)
     computed = gradients(outputs, tangents, inputs, retain, False)
     with torch.no_grad():  # what stands for a leaf that is written is none
-        return tuple(
-            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(computed, inputs, strict=True)
-        )
+        return _all_kept(computed, inputs)
 
 
 def accumulable_create_graph(
@@ -106,9 +104,12 @@ def accumulable_create_graph(
     """The same with `create_graph=True`: gradients have a history themselves."""
     computed = gradients(outputs, tangents, inputs, retain, True)
     with torch.enable_grad():
-        return tuple(
-            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(computed, inputs, strict=True)
-        )
+        return _all_kept(computed, inputs)
+
+
+def _all_kept(computed: Sequence[torch.Tensor | None], leaves: Tensors) -> tuple[torch.Tensor | None, ...]:
+    both = zip(computed, leaves, strict=True)
+    return tuple(None if gradient is None else _kept(gradient, leaf) for gradient, leaf in both)
 
 
 BACKWARDS: frozenset[Any] = frozenset({gradients, unhooked, accumulable, accumulable_create_graph})

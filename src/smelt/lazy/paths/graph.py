@@ -15,8 +15,9 @@ from smelt.dispatch import fused_optimizers, loss_scaling
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
 from smelt.lazy.paths.families import SymbolicSizes, size_arguments
+from smelt.lazy.paths.replay import resolver
 from smelt.lazy.paths.strided import calls_of
-from smelt.lazy.steps import Fresh, Operand, Ref, Step, View, at
+from smelt.lazy.steps import Fresh, Ref, Step, View, at
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symnode import Formula, as_number
 
@@ -45,14 +46,7 @@ def build(
     known.add_given()
     wholes = _Wholes(graph)
 
-    def real(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            return values[argument.value]
-        if isinstance(argument, Operand):
-            return operands.get(argument.place, numbers[argument.place])
-        if isinstance(argument, list):
-            return [real(item) for item in argument]
-        return argument
+    real = resolver(values, lambda place: operands.get(place, numbers[place]))
 
     for step, row in zip(path, rows, strict=True):
         if step.operator is None:

@@ -4,7 +4,7 @@ It is what runs while a program is compiled, where none can be, and where a comp
 that raises is the one, and `Failed` has its step, and what the steps before it have computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,21 @@ class Failed(Exception):
         self.values = values
 
 
+def resolver(values: Mapping[int, Any], number: Callable[[int], Any]) -> Callable[[Any], Any]:
+    """What puts values and numbers, by their places, in the place of references among a step's arguments."""
+
+    def real(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return values[argument.value]
+        if isinstance(argument, Operand):
+            return number(argument.place)
+        if isinstance(argument, list):
+            return [real(item) for item in argument]
+        return argument
+
+    return real
+
+
 def replay(
     path: Sequence[Step], inputs: Sequence[torch.Tensor], numbers: Sequence[Any], keep: set[int]
 ) -> dict[int, Any]:
@@ -30,14 +45,7 @@ def replay(
     remaining = iter(inputs)
     last = _last_uses(path)
 
-    def real(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            return values[argument.value]
-        if isinstance(argument, Operand):
-            return numbers[argument.place]
-        if isinstance(argument, list):
-            return [real(item) for item in argument]
-        return argument
+    real = resolver(values, numbers.__getitem__)
 
     for number, step in enumerate(path):
         if step.operator is None:

@@ -13,8 +13,7 @@ import torch
 
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS
-from smelt.meta.rules.reduction import row_major
-from smelt.meta.rules.strides import like_stride
+from smelt.meta.rules.specs import by_operator, laid_out_like, row_major
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
 
@@ -64,8 +63,7 @@ def _nonzero(value: Any, *, size: int, fill_value: int = -1) -> Any:
 
 def _fake_quantized(value: Any, *rest: Any) -> Any:
     """The values, and which of them were in range, both laid out as they came."""
-    shape = tuple(value.shape)
-    rounded = UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
+    rounded = laid_out_like(value)
     return rounded, replace(rounded, dtype=torch.bool)
 
 
@@ -119,23 +117,23 @@ def _embedding_bag(counts_all: bool) -> Any:
     return rule
 
 
-RULES: dict[str, Any] = {
-    "_embedding_bag.default": _embedding_bag(False),
-    "_embedding_bag_forward_only.default": _embedding_bag(True),
-    "isin.Tensor_Tensor": _is_in,
-    "isin.Tensor_Scalar": _is_in,
-    "isin.Scalar_Tensor": _is_in,
-    "_cdist_forward.default": _distances,
-    "nonzero_static.default": _nonzero,
-    "_linalg_svd.default": _svd,
-    "linalg_eig.default": _eig,
-    "normal.Tensor_Tensor": _normal,
-    "multi_margin_loss_backward.default": gradient_of_second,
-    "multilabel_margin_loss_backward.default": gradient_of_second,
-    "fractional_max_pool3d_backward.default": gradient_of_second,
-    "_ctc_loss_backward.default": gradient_of_second,
-    "_ctc_loss_backward.Tensor": gradient_of_second,
-    "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized,
-    "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized,
-}
+GRADIENTS_OF_SECOND = (
+    "multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward "
+    "_ctc_loss_backward _ctc_loss_backward.Tensor"
+)
+RULES = by_operator(
+    (_embedding_bag(False), "_embedding_bag"),
+    (_embedding_bag(True), "_embedding_bag_forward_only"),
+    (_is_in, "isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"),
+    (_distances, "_cdist_forward"),
+    (_nonzero, "nonzero_static"),
+    (_svd, "_linalg_svd"),
+    (_eig, "linalg_eig"),
+    (_normal, "normal.Tensor_Tensor"),
+    (gradient_of_second, GRADIENTS_OF_SECOND),
+    (
+        _fake_quantized,
+        "fake_quantize_per_tensor_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
+        "fake_quantize_per_channel_affine_cachemask",
+    ),
+)

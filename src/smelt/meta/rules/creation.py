@@ -13,6 +13,7 @@ import torch
 
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN, number_dtype, result_dtype
+from smelt.meta.rules.specs import by_operator, row_major
 from smelt.meta.rules.strides import channels_last_stride, formatted_stride, is_dense, suggests_channels_last
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
@@ -25,7 +26,7 @@ def _contiguous(shape: Sequence[int], dtype: torch.dtype | None) -> Any:
     sizes = tuple(shape)
     if any(size < 0 for size in sizes):
         return NotImplemented
-    return UnplacedSpec(sizes, contiguous_stride(sizes), dtype or torch.get_default_dtype())
+    return row_major(sizes, dtype or torch.get_default_dtype())
 
 
 def _sized(
@@ -64,8 +65,9 @@ def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, layout: Any 
     return _contiguous((), dtype) if _plain(layout) else NotImplemented
 
 
-def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, layout: Any) -> Any:
-    numbers = (start, end, step)
+def _arange(*numbers: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    """Of an end, or of a start, an end and perhaps a step."""
+    start, end, step = numbers = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
     whole = all(type(number) in (int, torch.SymInt) for number in numbers)
     if not whole and any(type(number) not in (int, float) or not math.isfinite(number) for number in numbers):
         return NotImplemented
@@ -76,20 +78,6 @@ def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, layout: 
         return NotImplemented
     count = -((start - end) // step) if whole else math.ceil((end - start) / step)
     return _contiguous((count,), dtype)
-
-
-def _arange_end(end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
-    return _arange(0, end, 1, dtype, layout)
-
-
-def _arange_start(start: Any, end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
-    return _arange(start, end, 1, dtype, layout)
-
-
-def _arange_step(
-    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
-) -> Any:
-    return _arange(start, end, step, dtype, layout)
 
 
 def _like(
@@ -184,39 +172,23 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
         return NotImplemented
     axis = dim % (len(shape) + 1)
     out = (*shape[:axis], len(tensors), *shape[axis:])
-    return UnplacedSpec(out, contiguous_stride(out), dtype)
+    return row_major(out, dtype)
 
 
-RULES: dict[str, Any] = {
-    "empty.memory_format": _sized,
-    "zeros.default": _sized,
-    "ones.default": _sized,
-    "rand.default": _random_sized,
-    "randn.default": _random_sized,
-    "full.default": _full,
-    "empty_strided.default": _empty_strided,
-    "scalar_tensor.default": _scalar_tensor,
-    "arange.default": _arange_end,
-    "arange.start": _arange_start,
-    "arange.start_step": _arange_step,
-    "empty_like.default": _like,
-    "zeros_like.default": _like,
-    "ones_like.default": _like,
-    "full_like.default": _like,
-    "rand_like.default": _random_like,
-    "randn_like.default": _random_like,
-    "bernoulli.default": _bernoulli,
-    "bernoulli.p": _bernoulli,
-    "clone.default": _like,
-    "_to_copy.default": _like,
-    "copy.default": _copy,
-    "new_empty.default": _new,
-    "new_zeros.default": _new,
-    "new_ones.default": _new,
-    "new_full.default": _new,
-    "new_empty_strided.default": _new_strided,
-    "tril.default": _triangle,
-    "triu.default": _triangle,
-    "cat.default": _cat,
-    "stack.default": _stack,
-}
+RULES = by_operator(
+    (_sized, "empty.memory_format zeros ones"),
+    (_random_sized, "rand randn"),
+    (_full, "full"),
+    (_empty_strided, "empty_strided"),
+    (_scalar_tensor, "scalar_tensor"),
+    (_arange, "arange arange.start arange.start_step"),
+    (_like, "empty_like zeros_like ones_like full_like clone _to_copy"),
+    (_random_like, "rand_like randn_like"),
+    (_bernoulli, "bernoulli bernoulli.p"),
+    (_copy, "copy"),
+    (_new, "new_empty new_zeros new_ones new_full"),
+    (_new_strided, "new_empty_strided"),
+    (_triangle, "tril triu"),
+    (_cat, "cat"),
+    (_stack, "stack"),
+)

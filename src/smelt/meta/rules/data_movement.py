@@ -8,6 +8,7 @@ PyTorch's own descriptions of these are written in Python, import sympy, or rely
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,43 +16,18 @@ import torch
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.indexing import index_of
 from smelt.meta.rules.promotion import FLOATS, KNOWN
-from smelt.meta.rules.reduction import row_major
-from smelt.meta.rules.strides import (
-    broadcast,
-    channels_last_stride,
-    iterator_stride,
-    like_stride,
-    suggests_channels_last,
-)
+from smelt.meta.rules.specs import axis_of, by_operator, laid_out_like, row_major, suggested
+from smelt.meta.rules.strides import broadcast, iterator_stride, like_stride
 from smelt.meta.rules.views import put_into, view_of
-from smelt.symbolic.shapes import Shape
-
-
-def suggested(shape: Shape, like: Any, dtype: torch.dtype | None = None) -> UnplacedSpec:
-    """Row-major, or channels-last where the tensor it is made from seems to be."""
-    if suggests_channels_last(tuple(like.shape), like.stride()):
-        return UnplacedSpec(shape, channels_last_stride(shape), dtype or like.dtype)
-    return row_major(shape, dtype or like.dtype)
-
-
-def _axis(value: Any, dim: int) -> int | None:
-    rank = value.dim()
-    return dim % rank if rank > 0 and -rank <= dim < rank else None
 
 
 def _size(value: Any) -> Any:
     return list(value.shape)
 
 
-def _like(value: Any, *rest: Any, **options: Any) -> Any:
-    """A copy in the same layout, changed."""
-    shape = tuple(value.shape)
-    return UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
-
-
 def _flip(value: Any, dims: Sequence[int]) -> Any:
-    places = [_axis(value, dim) for dim in dims]
-    return _like(value) if None not in places and len(set(places)) == len(places) else NotImplemented
+    places = [axis_of(value, dim) for dim in dims]
+    return laid_out_like(value) if None not in places and len(set(places)) == len(places) else NotImplemented
 
 
 def _drawn(value: Any, *rest: Any, **options: Any) -> Any:
@@ -63,7 +39,7 @@ def _prelu(value: Any, weight: Any) -> Any:
     if value.dtype not in FLOATS or weight.dtype is not value.dtype or weight.dim() != value.dim():
         return NotImplemented
     fits = all(have in (1, size) for have, size in zip(weight.shape, value.shape, strict=True))
-    return _like(value) if fits else NotImplemented
+    return laid_out_like(value) if fits else NotImplemented
 
 
 def _filled(value: Any, fill: Any) -> Any:
@@ -83,12 +59,12 @@ def _put(
     if len(indexed) == 1 and indexed[0][1].dtype is torch.bool:
         dim, mask = indexed[0]
         fits = mask.dim() > 0 and tuple(value.shape[dim : dim + mask.dim()]) == tuple(mask.shape)
-        return _like(value) if fits and values.numel() == 1 and values.dim() <= value.dim() else NotImplemented
+        return laid_out_like(value) if fits and values.numel() == 1 and values.dim() <= value.dim() else NotImplemented
     points = index_of(value, indices)
     if points is NotImplemented:
         return NotImplemented
     fits = values.dim() <= len(points.shape) and broadcast([points.shape, tuple(values.shape)]) == points.shape
-    return _like(value) if fits else NotImplemented
+    return laid_out_like(value) if fits else NotImplemented
 
 
 def _repeat(value: Any, repeats: Sequence[int]) -> Any:
@@ -117,7 +93,7 @@ def _pad(value: Any, pad: Sequence[int], fill: Any = 0) -> Any:
 
 
 def _unbind(value: Any, dim: int = 0) -> Any:
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     if at is None:
         return NotImplemented
     shape, stride = list(value.shape), list(value.stride())
@@ -127,7 +103,7 @@ def _unbind(value: Any, dim: int = 0) -> Any:
 
 
 def _diagonal(value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    first, second = _axis(value, dim1), _axis(value, dim2)
+    first, second = axis_of(value, dim1), axis_of(value, dim2)
     if first is None or second is None or first == second:
         return NotImplemented
     shape, stride = list(value.shape), list(value.stride())
@@ -154,7 +130,7 @@ def _diag_embed(value: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
 
 
 def _unfold(value: Any, dimension: int, size: int, step: int) -> Any:
-    at = _axis(value, dimension)
+    at = axis_of(value, dimension)
     if at is None or size < 0 or step < 1 or size > value.shape[at]:
         return NotImplemented
     shape, stride = list(value.shape), list(value.stride())
@@ -163,13 +139,13 @@ def _unfold(value: Any, dimension: int, size: int, step: int) -> Any:
     return view_of(value, [*shape, size], [*stride, inner])
 
 
-def _backward_of_view(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
-    """`unfold_backward`, `diagonal_backward`: zeros of the whole, with the gradient in its place."""
+def backward_of_view(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
+    """Zeros of the whole, with the gradient in its place."""
     return row_major(tuple(sizes), grad.dtype)
 
 
 def _glu(value: Any, dim: int = -1) -> Any:
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     if at is None or value.dtype not in FLOATS or value.shape[at] % 2 != 0:
         return NotImplemented
     shape = (*value.shape[:at], value.shape[at] // 2, *value.shape[at + 1 :])
@@ -177,20 +153,15 @@ def _glu(value: Any, dim: int = -1) -> Any:
     return UnplacedSpec(shape, iterator_stride(shape, [layout, layout]), value.dtype)
 
 
-def _sort(value: Any, dim: int = -1, descending: bool = False) -> Any:
-    if _axis(value, dim) is None or value.dtype not in KNOWN:
+def _sort(value: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
+    if axis_of(value, dim) is None or value.dtype not in KNOWN:
         return NotImplemented
-    shape = tuple(value.shape)
-    stride = like_stride(shape, value.stride())
-    return UnplacedSpec(shape, stride, value.dtype), UnplacedSpec(shape, stride, torch.int64)
-
-
-def _sort_stable(value: Any, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    return _sort(value, dim)
+    values = laid_out_like(value)
+    return values, replace(values, dtype=torch.int64)
 
 
 def _topk(value: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     if at is None or value.dtype not in KNOWN - {torch.bool} or k < 0 or k > value.shape[at]:
         return NotImplemented
     shape = (*value.shape[:at], k, *value.shape[at + 1 :])
@@ -199,7 +170,7 @@ def _topk(value: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool 
 
 def _scatter(value: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
     """`scatter`, `scatter_add`: row-major."""
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     if at is None or index.dtype is not torch.int64 or index.dim() != value.dim() or 0 in index.shape:
         return NotImplemented
     bounds = [tuple(value.shape)]
@@ -214,7 +185,7 @@ def _scatter(value: Any, dim: int, index: Any, source: Any, **options: Any) -> A
 
 
 def _index_add(value: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     if at is None or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32) or source.dim() != value.dim():
         return NotImplemented
     wanted = (*value.shape[:at], index.shape[0], *value.shape[at + 1 :])
@@ -233,19 +204,16 @@ def _scatter_reduce(value: Any, dim: int, index: Any, source: Any, reduce: str, 
 
 
 def _index_fill(value: Any, dim: int, index: Any, number: Any) -> Any:
-    at = _axis(value, dim)
+    at = axis_of(value, dim)
     known = at is not None and index.dim() == 1 and index.dtype is torch.int64 and not isinstance(number, complex)
-    return _like(value) if known else NotImplemented
+    return laid_out_like(value) if known else NotImplemented
 
 
-def _eye(n: int, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
-    return _eye_of(n, n, dtype=dtype, layout=layout)
-
-
-def _eye_of(n: int, m: int, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
-    if n < 0 or m < 0 or layout not in (None, torch.strided):
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    shape = (n, n if m is None else m)
+    if any(size < 0 for size in shape) or layout not in (None, torch.strided):
         return NotImplemented
-    return row_major((n, m), dtype or torch.get_default_dtype())
+    return row_major(shape, dtype or torch.get_default_dtype())
 
 
 def _random_integers(*numbers: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
@@ -270,42 +238,31 @@ def _multinomial(value: Any, samples: int, replacement: bool = False, *, generat
     return row_major((*value.shape[:-1], samples), torch.int64)
 
 
-RULES: dict[str, Any] = {
-    "size.default": _size,
-    "flip.default": _flip,
-    "repeat.default": _repeat,
-    "constant_pad_nd.default": _pad,
-    "unbind.int": _unbind,
-    "diagonal.default": _diagonal,
-    "diagonal_scatter.default": put_into(_diagonal),
-    "diag_embed.default": _diag_embed,
-    "unfold.default": _unfold,
-    "unfold_backward.default": _backward_of_view,
-    "diagonal_backward.default": _backward_of_view,
-    "glu.default": _glu,
-    "sort.default": _sort,
-    "sort.stable": _sort_stable,
-    "topk.default": _topk,
-    "scatter.src": _scatter,
-    "scatter.value": _scatter,
-    "scatter_add.default": _scatter,
-    "scatter_reduce.two": _scatter_reduce,
-    "index_add.default": _index_add,
-    "index_copy.default": _index_copy,
-    "index_fill.int_Scalar": _index_fill,
-    "eye.default": _eye,
-    "eye.m": _eye_of,
-    "linspace.default": _linspace,
-    "fill_.Tensor": _filled,
-    "fill_.Scalar": _filled,
-    "index_put.default": _put,
-    "_index_put_impl.default": _put,
-    "_unsafe_index_put.default": _put,
-    "randint.default": _random_integers,
-    "randint.low": _random_integers,
-    "multinomial.default": _multinomial,
-    "_prelu_kernel.default": _prelu,
-    "exponential_.default": _drawn,
-    "normal_.default": _drawn,
-    "uniform_.default": _drawn,
-}
+RULES = by_operator(
+    (_size, "size"),
+    (_flip, "flip"),
+    (_repeat, "repeat"),
+    (_pad, "constant_pad_nd"),
+    (_unbind, "unbind.int"),
+    (_diagonal, "diagonal"),
+    (put_into(_diagonal), "diagonal_scatter"),
+    (_diag_embed, "diag_embed"),
+    (_unfold, "unfold"),
+    (backward_of_view, "unfold_backward diagonal_backward"),
+    (_glu, "glu"),
+    (_sort, "sort sort.stable"),
+    (_topk, "topk"),
+    (_scatter, "scatter.src scatter.value scatter_add"),
+    (_scatter_reduce, "scatter_reduce.two"),
+    (_index_add, "index_add"),
+    (_index_copy, "index_copy"),
+    (_index_fill, "index_fill.int_Scalar"),
+    (_eye, "eye eye.m"),
+    (_linspace, "linspace"),
+    (_filled, "fill_.Tensor fill_.Scalar"),
+    (_put, "index_put _index_put_impl _unsafe_index_put"),
+    (_random_integers, "randint randint.low"),
+    (_multinomial, "multinomial"),
+    (_prelu, "_prelu_kernel"),
+    (_drawn, "exponential_ normal_ uniform_"),
+)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
-from smelt.meta.rules.reduction import row_major
+from smelt.meta.rules.specs import row_major
 
 if TYPE_CHECKING:
     import torch

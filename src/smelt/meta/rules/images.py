@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from smelt.meta.rules.data_movement import suggested
 from smelt.meta.rules.promotion import FLOATS
-from smelt.meta.rules.reduction import row_major
+from smelt.meta.rules.specs import by_operator, row_major, suggested
 from smelt.symbolic.shapes import product
 
 
@@ -173,30 +172,23 @@ def _grid_sampler(value: Any, grid: Any, *rest: Any) -> Any:
     return row_major((*value.shape[:2], grid.shape[1], grid.shape[2]), value.dtype)
 
 
-RULES: dict[str, Any] = {
-    "avg_pool2d.default": _avg_pool2d,
-    "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
-    "adaptive_max_pool2d.default": _adaptive_max_pool2d,
-    "upsample_linear1d.default": _resized(1),
-    "upsample_nearest1d.default": _resized(1),
-    "upsample_nearest2d.default": _resized(2),
-    "upsample_bilinear2d.default": _resized(2),
-    "upsample_bicubic2d.default": _resized(2),
-    "avg_pool2d_backward.default": _pooled_backward,
-    "_adaptive_avg_pool2d_backward.default": _pooled_backward,
-    "upsample_linear1d_backward.default": _resized_backward(1, False),
-    "upsample_nearest1d_backward.default": _resized_backward(1, False),
-    "upsample_nearest2d_backward.default": _resized_backward(2),
-    "upsample_bilinear2d_backward.default": _resized_backward(2),
-    "upsample_bicubic2d_backward.default": _resized_backward(2, False),
-    "reflection_pad1d.default": _repeated_edge(1, True),
-    "reflection_pad2d.default": _repeated_edge(2, True),
-    "replication_pad1d.default": _repeated_edge(1, False),
-    "replication_pad2d.default": _repeated_edge(2, False),
-    "im2col.default": _windows,
-    "col2im.default": _from_windows,
-    "pixel_shuffle.default": _pixel_shuffle,
-    "channel_shuffle.default": _channel_shuffle,
-    "native_channel_shuffle.default": _channel_shuffle,
-    "grid_sampler_2d.default": _grid_sampler,
-}
+RULES = by_operator(
+    (_avg_pool2d, "avg_pool2d"),
+    (_adaptive_avg_pool2d, "_adaptive_avg_pool2d"),
+    (_adaptive_max_pool2d, "adaptive_max_pool2d"),
+    (_resized(1), "upsample_linear1d upsample_nearest1d"),
+    (_resized(2), "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+    (_pooled_backward, "avg_pool2d_backward _adaptive_avg_pool2d_backward"),
+    (_resized_backward(1, False), "upsample_linear1d_backward upsample_nearest1d_backward"),
+    (_resized_backward(2), "upsample_nearest2d_backward upsample_bilinear2d_backward"),
+    (_resized_backward(2, False), "upsample_bicubic2d_backward"),
+    (_repeated_edge(1, True), "reflection_pad1d"),
+    (_repeated_edge(2, True), "reflection_pad2d"),
+    (_repeated_edge(1, False), "replication_pad1d"),
+    (_repeated_edge(2, False), "replication_pad2d"),
+    (_windows, "im2col"),
+    (_from_windows, "col2im"),
+    (_pixel_shuffle, "pixel_shuffle"),
+    (_channel_shuffle, "channel_shuffle native_channel_shuffle"),
+    (_grid_sampler, "grid_sampler_2d"),
+)

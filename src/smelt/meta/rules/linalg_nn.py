@@ -14,26 +14,24 @@ from typing import Any
 import torch
 
 from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta.rules.data_movement import backward_of_view
+from smelt.meta.rules.images import pooled
 from smelt.meta.rules.promotion import FLOATS
-from smelt.meta.rules.reduction import row_major
-from smelt.meta.rules.strides import (
-    broadcast,
-    channels_last_stride,
-    is_channels_last,
-    like_stride,
-    suggests_channels_last,
+from smelt.meta.rules.specs import (
+    Rule,
+    axis_of,
+    by_operator,
+    gradients,
+    have_one_float_dtype,
+    laid_out_like,
+    row_major,
+    suggested,
+    tokens_first,
 )
+from smelt.meta.rules.strides import broadcast, channels_last_stride, is_channels_last, suggests_channels_last
 from smelt.symbolic.shapes import Shape, product
 
-
-def _like(value: Any) -> UnplacedSpec:
-    shape = tuple(value.shape)
-    return UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
-
-
-def _one_dtype(*tensors: Any) -> bool:
-    first = tensors[0].dtype
-    return first in FLOATS and all(tensor is None or tensor.dtype is first for tensor in tensors)
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # the dtypes that moments are computed in
 
 
 # matrix products
@@ -46,56 +44,60 @@ def _demand_one_dtype(a: Any, b: Any) -> None:
         raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {a.dtype} and {b.dtype}")
 
 
-def _mm(a: Any, b: Any) -> Any:
-    _demand_one_dtype(a, b)
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
-        return NotImplemented
-    return row_major((a.shape[0], b.shape[1]), a.dtype)
+def _product(left_rank: int, right_rank: int) -> Rule:
+    """Of matrices, batches of them, or a matrix and a vector."""
+    summed = max(0, right_rank - 2)
+
+    def rule(a: Any, b: Any) -> Any:
+        _demand_one_dtype(a, b)
+        if a.dim() != left_rank or b.dim() != right_rank or not have_one_float_dtype(a, b):
+            return NotImplemented
+        if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[summed]:
+            return NotImplemented
+        return row_major((*a.shape[:-1], *b.shape[summed + 1 :]), a.dtype)
+
+    return rule
 
 
-def _bmm(a: Any, b: Any) -> Any:
-    _demand_one_dtype(a, b)
-    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1] or not _one_dtype(a, b):
-        return NotImplemented
-    return row_major((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+def _added_product(rank: int) -> Rule:
+    product = _product(rank, rank)
 
+    def rule(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
+        spec = product(a, b)
+        if spec is NotImplemented or bias.dtype is not a.dtype or broadcast((spec.shape, bias.shape)) != spec.shape:
+            return NotImplemented
+        return spec
 
-def _mv(a: Any, b: Any) -> Any:
-    _demand_one_dtype(a, b)
-    if a.dim() != 2 or b.dim() != 1 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
-        return NotImplemented
-    return row_major((a.shape[0],), a.dtype)
-
-
-def _addmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
-    spec = _mm(a, b)
-    if spec is NotImplemented or bias.dtype is not a.dtype or broadcast((spec.shape, bias.shape)) != spec.shape:
-        return NotImplemented
-    return spec
-
-
-def _baddbmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
-    spec = _bmm(a, b)
-    if spec is NotImplemented or bias.dtype is not a.dtype or broadcast((spec.shape, bias.shape)) != spec.shape:
-        return NotImplemented
-    return spec
+    return rule
 
 
 # normalization
 
 
-def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    inner = tuple(normalized)
-    outer_rank = value.dim() - len(inner)
-    shape = tuple(value.shape)
-    fits = outer_rank >= 0 and inner and shape[outer_rank:] == inner
-    for parameter in (weight, bias):
-        fits = fits and (parameter is None or tuple(parameter.shape) == inner)
-    moments_dtype = _parameter_dtype(value, weight, bias)
-    if not fits or moments_dtype is None:
+def normed_rows(value: Any, normalized: Sequence[int], dtype: torch.dtype | None, *parameters: Any) -> Any:
+    """What has the shape of the input, and a moment of `dtype` for each row; None if parameters do not fit."""
+    inner, shape = tuple(normalized), tuple(value.shape)
+    outer = len(shape) - len(inner)
+    fits = outer >= 0 and inner and shape[outer:] == inner
+    if dtype is None or not fits or any(each is not None and tuple(each.shape) != inner for each in parameters):
+        return None
+    return row_major(shape, value.dtype), row_major(shape[:outer] + (1,) * len(inner), dtype)
+
+
+def normed_rows_backward(
+    grad: Any, value: Any, normalized: Sequence[int], mask: Sequence[bool], dtype: torch.dtype | None
+) -> Any:
+    """The gradients of the input, and of parameters of `dtype`."""
+    inner, shape = tuple(normalized), tuple(value.shape)
+    if dtype is None or grad.shape != value.shape or 0 in shape or shape[len(shape) - len(inner) :] != inner:
         return NotImplemented
-    moments = row_major(shape[:outer_rank] + (1,) * len(inner), moments_dtype)
-    return row_major(shape, value.dtype), moments, moments
+    parameter = row_major(inner, dtype)
+    return gradients(mask, row_major(shape, value.dtype), parameter, parameter)
+
+
+def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    specs = normed_rows(value, normalized, _parameter_dtype(value, weight, bias), weight, bias)
+    return NotImplemented if specs is None else (*specs, specs[1])
 
 
 def _parameter_dtype(value: Any, *parameters: Any) -> torch.dtype | None:
@@ -109,40 +111,25 @@ def _parameter_dtype(value: Any, *parameters: Any) -> torch.dtype | None:
 def _layer_norm_backward(
     grad: Any, value: Any, normalized: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> Any:
-    inner = tuple(normalized)
     parameters = _parameter_dtype(value, weight, bias)
-    if parameters is None or grad.dtype is not value.dtype or {mean.dtype, rstd.dtype} != {parameters}:
-        return NotImplemented
-    if grad.shape != value.shape or 0 in value.shape:
-        return NotImplemented
-    if tuple(value.shape[value.dim() - len(inner) :]) != inner:
-        return NotImplemented
-    parameter = row_major(inner, parameters)
-    return (
-        row_major(tuple(value.shape), value.dtype) if mask[0] else None,
-        *(parameter if one else None for one in mask[1:]),
-    )
+    fits = grad.dtype is value.dtype and {mean.dtype, rstd.dtype} == {parameters}
+    return normed_rows_backward(grad, value, normalized, mask, parameters if fits else None)
+
+
+def rms_norm(value: Any, normalized: Sequence[int], weight: Any, eps: float | None) -> Any:
+    """Contiguous, whatever the layout of the input."""
+    fits = 0 not in value.shape and have_one_float_dtype(value, weight)
+    moments_dtype = WIDE.get(value.dtype, value.dtype) if fits else None
+    return normed_rows(value, normalized, moments_dtype, weight) or NotImplemented
 
 
 def _rms_norm(value: Any, normalized: Sequence[int], weight: Any, eps: float | None) -> Any:
-    inner, shape = tuple(normalized), tuple(value.shape)
-    outer = value.dim() - len(inner)
-    if outer < 0 or not inner or shape[outer:] != inner or 0 in shape or value.dtype not in FLOATS:
-        return NotImplemented
-    if weight is not None and (tuple(weight.shape) != inner or weight.dtype is not value.dtype):
-        return NotImplemented
-    if suggests_channels_last(shape, value.stride()) or value.dim() == 5:
-        return NotImplemented
-    wide = torch.float32 if value.dtype.itemsize == 2 else value.dtype
-    return row_major(shape, value.dtype), row_major(shape[:outer] + (1,) * len(inner), wide)
+    seems_channels_last = suggests_channels_last(tuple(value.shape), value.stride()) or value.dim() == 5
+    return NotImplemented if seems_channels_last else rms_norm(value, normalized, weight, eps)
 
 
 def _suggested(value: Any) -> UnplacedSpec:
-    """Row-major, or channels-last where a library would take the input for that."""
-    shape = tuple(value.shape)
-    if suggests_channels_last(shape, value.stride()):
-        return UnplacedSpec(shape, channels_last_stride(shape), value.dtype)
-    return row_major(shape, value.dtype)
+    return suggested(tuple(value.shape), value)
 
 
 def _normed(value: Any, *others: Any) -> UnplacedSpec:
@@ -178,7 +165,7 @@ def _batch_norm(value: Any, weight: Any, bias: Any, mean: Any, var: Any, trainin
 
 def _batch_norm_functional(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
     specs = _batch_norm(value, weight, bias, mean, var, training, *rest)
-    return NotImplemented if specs is NotImplemented else (*specs, _like(mean), _like(var))
+    return NotImplemented if specs is NotImplemented else (*specs, laid_out_like(mean), laid_out_like(var))
 
 
 def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
@@ -198,16 +185,16 @@ def _batch_norm_backward(
     mask: Any,
 ) -> Any:
     moments = _per_channel(value, weight, mean, var)
-    if moments is None or not _one_dtype(grad, value) or grad.shape != value.shape:
+    if moments is None or not have_one_float_dtype(grad, value) or grad.shape != value.shape:
         return NotImplemented
     alike = _suggested(grad).stride == _suggested(value).stride
     to_value = _normed(value, weight, grad) if alike else _suggested(value)
-    return (to_value if mask[0] else None, *(moments if one else None for one in mask[1:]))
+    return gradients(mask, to_value, moments, moments)
 
 
 def _group_norm(value: Any, weight: Any, bias: Any, n: int, c: int, inner: int, groups: int, eps: float) -> Any:
     fits = value.dim() >= 2 and tuple(value.shape[:2]) == (n, c) and product(value.shape[2:]) == inner
-    if not fits or not _one_dtype(value, weight, bias) or not value.is_contiguous() or c % groups:
+    if not fits or not have_one_float_dtype(value, weight, bias) or not value.is_contiguous() or c % groups:
         return NotImplemented
     moments = row_major((n, groups), value.dtype)
     return _suggested(value), moments, moments
@@ -217,19 +204,15 @@ def _group_norm_backward(
     grad: Any, value: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, inner: int, groups: int, mask: Any
 ) -> Any:
     forward = _group_norm(value, weight, None, n, c, inner, groups, 0.0)
-    if forward is NotImplemented or not _one_dtype(value, grad, mean, rstd) or not grad.is_contiguous():
+    if forward is NotImplemented or not have_one_float_dtype(value, grad, mean, rstd) or not grad.is_contiguous():
         return NotImplemented
     if grad.shape != value.shape:
         return NotImplemented
     per_channel = row_major((c,), value.dtype)
-    return (forward[0] if mask[0] else None, *(per_channel if one else None for one in mask[1:]))
+    return gradients(mask, forward[0], per_channel, per_channel)
 
 
 # convolution and pooling
-
-
-def _spatial(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def _convolution(
@@ -245,7 +228,7 @@ def _convolution(
 ) -> Any:
     _demand_one_dtype(value, weight)
     rank = value.dim() - 2
-    if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
+    if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not have_one_float_dtype(value, weight, bias):
         return NotImplemented
     last = _convolves_channels_last(value, weight)
     if last is NotImplemented:
@@ -258,7 +241,7 @@ def _convolution(
     if any(len(step) != rank for step in steps) or any(step < 1 for step in (*steps[0], *steps[2])):
         return NotImplemented
     sizes = tuple(
-        _spatial(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim])
+        pooled(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim])
         for dim in range(rank)
     )
     if any(size < 1 for size in sizes):
@@ -301,11 +284,8 @@ def _convolution_backward(
         return NotImplemented
     if not last and not value.is_contiguous():  # the layout of the gradient that comes does not matter
         return NotImplemented
-    return (
-        _laid_out(tuple(value.shape), value.dtype, last) if mask[0] else None,
-        _laid_out(tuple(weight.shape), value.dtype, last) if mask[1] else None,
-        row_major((weight.shape[0],), value.dtype) if mask[2] else None,
-    )
+    to_value, to_weight = (_laid_out(tuple(each.shape), value.dtype, last) for each in (value, weight))
+    return gradients(mask, to_value, to_weight, row_major((weight.shape[0],), value.dtype))
 
 
 def _max_pool2d(
@@ -328,7 +308,7 @@ def _max_pool2d(
     ):
         return NotImplemented
     sizes = tuple(
-        _spatial(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1)
+        pooled(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1)
     )
     if any(size < 1 for size in sizes) or min(paddings) < 0:
         return NotImplemented
@@ -343,7 +323,7 @@ def _pair(sizes: Any) -> tuple[int, int]:
 
 def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
     if (
-        not _one_dtype(grad, value)
+        not have_one_float_dtype(grad, value)
         or not value.is_contiguous()
         or suggests_channels_last(value.shape, value.stride())
         or grad.dim() != value.dim()
@@ -365,7 +345,7 @@ def _attention(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> Any:
-    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or not _one_dtype(query, key, value):
+    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or not have_one_float_dtype(query, key, value):
         return NotImplemented
     batch, heads, tokens, width = query.shape
     if (key.shape[0], key.shape[3]) != (batch, width) or 0 in (*query.shape, *key.shape) or heads % key.shape[1]:
@@ -374,12 +354,12 @@ def _attention(
         return NotImplemented
     sums = torch.float64 if query.dtype is torch.float64 else torch.float32
     logsumexp = UnplacedSpec((batch, heads, tokens), (tokens * heads, 1, heads), sums)
-    return _like(query), logsumexp
+    return laid_out_like(query), logsumexp
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *rest: Any, **options: Any) -> Any:
     if (
-        not _one_dtype(grad, query, key, value)
+        not have_one_float_dtype(grad, query, key, value)
         or query.dim() != 4
         or grad.shape != query.shape
         or key.shape != value.shape
@@ -387,13 +367,7 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *
         return NotImplemented
     if 0 in (*query.shape, *key.shape):
         return NotImplemented
-    return _tokens_first(query), _tokens_first(key), _tokens_first(key)
-
-
-def _tokens_first(value: Any) -> UnplacedSpec:
-    """`[batch, heads, tokens, width]`, stored as `[batch, tokens, heads, width]`."""
-    _, heads, tokens, width = value.shape
-    return UnplacedSpec(tuple(value.shape), (tokens * heads * width, width, heads * width, 1), value.dtype)
+    return tuple(tokens_first(tuple(each.shape), each.dtype) for each in (query, key, key))
 
 
 # lookup
@@ -427,27 +401,19 @@ def _dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
 
 
 def _gather(value: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    rank = value.dim()
-    if index.dtype is not torch.int64 or index.dim() != rank or rank == 0 or not -rank <= dim < rank:
+    axis = axis_of(value, dim)
+    if axis is None or index.dtype is not torch.int64 or index.dim() != value.dim():
         return NotImplemented
-    axis = dim % rank
     if any(have > size for d, (have, size) in enumerate(zip(index.shape, value.shape, strict=True)) if d != axis):
         return NotImplemented
     return row_major(tuple(index.shape), value.dtype)
 
 
 def _index_select(value: Any, dim: int, index: Any) -> Any:
-    rank = value.dim()
-    if index.dim() != 1 or index.dtype not in (torch.int64, torch.int32) or rank == 0 or not -rank <= dim < rank:
+    axis, shape = axis_of(value, dim), tuple(value.shape)
+    if axis is None or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    axis = dim % rank
-    shape = tuple(value.shape)
     return row_major((*shape[:axis], index.shape[0], *shape[axis + 1 :]), value.dtype)
-
-
-def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
-    """`slice_backward`, `select_backward`: zeros of the whole, with the gradient in its place."""
-    return row_major(tuple(sizes), grad.dtype)
 
 
 def _roll(value: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
@@ -467,42 +433,37 @@ def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
     """PyTorch's own description of it overlooks channels-last."""
     if value.dim() not in (3, 4) or indices.shape != value.shape or indices.dtype is not torch.int64 or len(size) != 2:
         return NotImplemented
-    shape = (*value.shape[:-2], *size)
-    if suggests_channels_last(tuple(value.shape), value.stride()):
-        return UnplacedSpec(shape, channels_last_stride(shape), value.dtype)
-    return row_major(shape, value.dtype)
+    return suggested((*value.shape[:-2], *size), value)
 
 
-RULES: dict[str, Any] = {
-    "mm.default": _mm,
-    "mv.default": _mv,
-    "bmm.default": _bmm,
-    "addmm.default": _addmm,
-    "baddbmm.default": _baddbmm,
-    "native_layer_norm.default": _layer_norm,
-    "native_layer_norm_backward.default": _layer_norm_backward,
-    "_fused_rms_norm.default": _rms_norm,
-    "native_batch_norm.default": _batch_norm,
-    "_native_batch_norm_legit.default": _batch_norm,
-    "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,
-    "_native_batch_norm_legit_functional.default": _batch_norm_functional,
-    "native_batch_norm_backward.default": _batch_norm_backward,
-    "native_group_norm.default": _group_norm,
-    "native_group_norm_backward.default": _group_norm_backward,
-    "convolution.default": _convolution,
-    "convolution_backward.default": _convolution_backward,
-    "max_pool2d_with_indices.default": _max_pool2d,
-    "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
-    "max_unpool2d.default": _max_unpool2d,
-    "roll.default": _roll,
-    "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
-    "embedding.default": _embedding,
-    "embedding_dense_backward.default": _embedding_backward,
-    "native_dropout.default": _dropout,
-    "native_dropout_backward.default": _dropout_backward,
-    "gather.default": _gather,
-    "index_select.default": _index_select,
-    "slice_backward.default": _padded,
-    "select_backward.default": _padded,
-}
+RULES = by_operator(
+    (_product(2, 2), "mm"),
+    (_product(2, 1), "mv"),
+    (_product(3, 3), "bmm"),
+    (_added_product(2), "addmm"),
+    (_added_product(3), "baddbmm"),
+    (_layer_norm, "native_layer_norm"),
+    (_layer_norm_backward, "native_layer_norm_backward"),
+    (_rms_norm, "_fused_rms_norm"),
+    (_batch_norm, "native_batch_norm _native_batch_norm_legit"),
+    (_batch_norm_no_stats, "_native_batch_norm_legit.no_stats"),
+    (_batch_norm_functional, "_native_batch_norm_legit_functional"),
+    (_batch_norm_backward, "native_batch_norm_backward"),
+    (_group_norm, "native_group_norm"),
+    (_group_norm_backward, "native_group_norm_backward"),
+    (_convolution, "convolution"),
+    (_convolution_backward, "convolution_backward"),
+    (_max_pool2d, "max_pool2d_with_indices"),
+    (_max_pool2d_backward, "max_pool2d_with_indices_backward"),
+    (_max_unpool2d, "max_unpool2d"),
+    (_roll, "roll"),
+    (_attention, "_scaled_dot_product_flash_attention_for_cpu"),
+    (_attention_backward, "_scaled_dot_product_flash_attention_for_cpu_backward"),
+    (_embedding, "embedding"),
+    (_embedding_backward, "embedding_dense_backward"),
+    (_dropout, "native_dropout"),
+    (_dropout_backward, "native_dropout_backward"),
+    (_gather, "gather"),
+    (_index_select, "index_select"),
+    (backward_of_view, "slice_backward select_backward"),
+)

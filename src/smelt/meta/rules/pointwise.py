@@ -15,10 +15,9 @@ import torch
 
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN, float_result, result_dtype
+from smelt.meta.rules.specs import Rule, laid_out_like, row_major
 from smelt.meta.rules.strides import Layout, broadcast, iterator_stride, like_stride, same_shape
-from smelt.symbolic.shapes import Shape, contiguous_stride
-
-Rule = Callable[..., Any]
+from smelt.symbolic.shapes import Shape
 
 
 def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) -> Any:
@@ -34,7 +33,7 @@ def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) 
         and all(tensor.is_contiguous() for tensor in tensors)
     ):
         shape = tuple(shapes[0])
-        return UnplacedSpec(shape, contiguous_stride(shape), out)  # by far the commonest case
+        return row_major(shape, out)  # by far the commonest case
     layouts: list[Layout] = []
     for tensor, shape in zip(tensors, shapes, strict=True):
         stride = tensor.stride()
@@ -111,10 +110,7 @@ def _subtract_reversed(a: Any, b: Any, *rest: Any, **options: Any) -> Any:
 
 def _like(value: Any, *rest: Any, **options: Any) -> Any:
     """Operators that write into an `empty_like` of their argument."""
-    if value.dtype not in FLOATS:
-        return NotImplemented
-    shape = value.shape
-    return UnplacedSpec(tuple(shape), like_stride(shape, value.stride()), value.dtype)
+    return laid_out_like(value) if value.dtype in FLOATS else NotImplemented
 
 
 _binary_of_integers = _binary(KNOWN - FLOATS, _same)
@@ -158,20 +154,13 @@ def _elu_backward(grad: Any, *rest: Any) -> Any:
     return _two_matched(grad, rest[-1]) if len(rest) == 5 else NotImplemented
 
 
-def _clamp_numbers(value: Any, *bounds: Any, **named: Any) -> Any:
+def _clamp(value: Any, *bounds: Any, **named: Any) -> Any:
+    """By tensors, or by numbers, which have no say in the layout."""
     limits = [bound for bound in (*bounds, *named.values()) if bound is not None]
     common = result_dtype((value, *limits))
     if common is None or common is torch.bool or not limits:
         return NotImplemented
-    return elementwise((value,), common, common)
-
-
-def _clamp_tensors(value: Any, *bounds: Any, **named: Any) -> Any:
-    limits = [bound for bound in (*bounds, *named.values()) if bound is not None]
-    common = result_dtype((value, *limits))
-    if common is None or common is torch.bool or not limits:
-        return NotImplemented
-    return elementwise((value, *limits), common, common)
+    return elementwise([each for each in (value, *limits) if isinstance(each, torch.Tensor)], common, common)
 
 
 def _pow_number(base: Any, exponent: Any) -> Any:
@@ -187,8 +176,7 @@ def _pow_of_number(base: Any, exponent: Any) -> Any:
     common = result_dtype((base, exponent))
     if common is None or common is torch.bool:
         return NotImplemented
-    shape = tuple(exponent.shape)
-    return UnplacedSpec(shape, contiguous_stride(shape), common)
+    return row_major(tuple(exponent.shape), common)
 
 
 def _divide_rounded(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
@@ -258,7 +246,7 @@ def _masked_fill(value: Any, mask: Any, fill: Any) -> Any:
     shape = broadcast((value.shape, mask.shape))
     if shape is None or (isinstance(fill, torch.Tensor) and fill.dim()):
         return NotImplemented
-    return UnplacedSpec(shape, contiguous_stride(shape), value.dtype)
+    return row_major(shape, value.dtype)
 
 
 _NUMBERS = KNOWN - {torch.bool}
@@ -324,8 +312,7 @@ def _table() -> dict[str, Rule]:
     enter(("pow",), ("Tensor_Scalar",), _pow_number)
     enter(("div",), ("Tensor_mode", "Scalar_mode"), _divide_rounded)
     enter(("polygamma",), ("default",), lambda _, x: _unary(KNOWN, float_result)(x))
-    enter(("clamp", "clamp_min", "clamp_max"), ("default",), _clamp_numbers)
-    enter(("clamp", "clamp_min", "clamp_max"), ("Tensor",), _clamp_tensors)
+    enter(("clamp", "clamp_min", "clamp_max"), ("default", "Tensor"), _clamp)
     enter(("where",), ("self",), _where)
     enter(("addcmul",), ("default",), _scaled_update(_NUMBERS))
     enter(("addcdiv",), ("default",), _addcdiv)

@@ -15,22 +15,9 @@ import torch
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.symsize import SymScalar, SymSize
 
-# The dtypes these rules speak about; anything else (complex, quantized, 8-bit floats) is left to PyTorch.
-KNOWN = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+# The dtypes these rules speak about; anything else (complex, quantized, 8-bit floats) is left to PyTorch.
+KNOWN = FLOATS | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
 def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:

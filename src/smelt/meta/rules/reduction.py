@@ -10,13 +10,9 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN
-from smelt.symbolic.shapes import Shape, contiguous_stride
-
-
-def row_major(shape: Shape, dtype: torch.dtype) -> UnplacedSpec:
-    return UnplacedSpec(shape, contiguous_stride(shape), dtype)
+from smelt.meta.rules.specs import by_operator, row_major
+from smelt.symbolic.shapes import Shape
 
 
 def reduced_shape(shape: Sequence[int], dims: Any, keepdim: bool) -> Shape | None:
@@ -31,6 +27,11 @@ def reduced_shape(shape: Sequence[int], dims: Any, keepdim: bool) -> Shape | Non
     if keepdim:
         return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _reduced(value: Any, dims: Any, keepdim: bool, dtype: torch.dtype) -> Any:
+    shape = reduced_shape(value.shape, dims, keepdim)
+    return NotImplemented if shape is None else row_major(shape, dtype)
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype | None:
@@ -63,8 +64,7 @@ def _reduction(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
         summed = dtype_rule(dtype or value.dtype) if dtype is None else (dtype if dtype_rule(dtype) is dtype else None)
         if summed is None or (needs_elements and 0 in value.shape):
             return NotImplemented
-        shape = reduced_shape(value.shape, dim, keepdim)
-        return NotImplemented if shape is None else row_major(shape, summed)
+        return _reduced(value, dim, keepdim, summed)
 
     return rule
 
@@ -80,10 +80,7 @@ def _whole(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
 
 
 def _variance(value: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    if value.dtype not in FLOATS:
-        return NotImplemented
-    shape = reduced_shape(value.shape, dim, keepdim)
-    return NotImplemented if shape is None else row_major(shape, value.dtype)
+    return _reduced(value, dim, keepdim, value.dtype) if value.dtype in FLOATS else NotImplemented
 
 
 def _variance_mean(value: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
@@ -99,11 +96,7 @@ def _position(value: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """`argmax`, `argmin`."""
     if value.dtype not in KNOWN - {torch.bool} or 0 in value.shape:
         return NotImplemented
-    if dim is None:
-        shape: Shape | None = (1,) * value.dim() if keepdim else ()
-    else:
-        shape = reduced_shape(value.shape, dim, keepdim)
-    return NotImplemented if shape is None else row_major(shape, torch.int64)
+    return _reduced(value, dim, keepdim, torch.int64)
 
 
 def _value_and_position(value: Any, dim: int, keepdim: bool = False) -> Any:
@@ -115,10 +108,7 @@ def _value_and_position(value: Any, dim: int, keepdim: bool = False) -> Any:
 
 
 def _log_sum_exp(value: Any, dim: Any, keepdim: bool = False) -> Any:
-    if value.dtype not in FLOATS:
-        return NotImplemented
-    shape = reduced_shape(value.shape, dim, keepdim)
-    return NotImplemented if shape is None else row_major(shape, value.dtype)
+    return _variance(value, dim, keepdim=keepdim)
 
 
 def _vector_norm(
@@ -126,8 +116,7 @@ def _vector_norm(
 ) -> Any:
     if value.dtype not in FLOATS or dtype not in (None, value.dtype) or 0 in value.shape:
         return NotImplemented
-    shape = reduced_shape(value.shape, dim, keepdim)
-    return NotImplemented if shape is None else row_major(shape, value.dtype)
+    return _reduced(value, dim, keepdim, value.dtype)
 
 
 def _running(value: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
@@ -175,42 +164,26 @@ def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype
     return row_major(tuple(grad.shape), input_dtype)
 
 
-RULES: dict[str, Any] = {
-    "sum.default": _whole(_sum_dtype),
-    "sum.dim_IntList": _reduction(_sum_dtype),
-    "prod.default": _whole(_sum_dtype),
-    "prod.dim_int": _reduction(_sum_dtype),
-    "mean.default": _whole(_float_dtype),
-    "mean.dim": _reduction(_float_dtype),
-    "amax.default": _reduction(_known_dtype, needs_elements=True),
-    "amin.default": _reduction(_known_dtype, needs_elements=True),
-    "max.default": _whole(_known_dtype, needs_elements=True),
-    "min.default": _whole(_known_dtype, needs_elements=True),
-    "any.default": _whole(_truth_dtype),
-    "any.dim": _reduction(_truth_dtype),
-    "any.dims": _reduction(_truth_dtype),
-    "all.default": _whole(_truth_dtype),
-    "all.dim": _reduction(_truth_dtype),
-    "all.dims": _reduction(_truth_dtype),
-    "var.correction": _variance,
-    "std.correction": _variance,
-    "var_mean.correction": _variance_mean,
-    "std_mean.correction": _variance_mean,
-    "count_nonzero.default": _count,
-    "argmax.default": _position,
-    "argmin.default": _position,
-    "max.dim": _value_and_position,
-    "min.dim": _value_and_position,
-    "logsumexp.default": _log_sum_exp,
-    "linalg_vector_norm.default": _vector_norm,
-    "cumsum.default": _running,
-    "cumprod.default": _running,
-    "logcumsumexp.default": _log_cum_sum_exp,
-    "cummax.default": _running_extreme,
-    "cummin.default": _running_extreme,
-    "_softmax.default": _softmax,
-    "_safe_softmax.default": _safe_softmax,
-    "_log_softmax.default": _softmax,
-    "_softmax_backward_data.default": _softmax_backward,
-    "_log_softmax_backward_data.default": _softmax_backward,
-}
+RULES = by_operator(
+    (_whole(_sum_dtype), "sum prod"),
+    (_reduction(_sum_dtype), "sum.dim_IntList prod.dim_int"),
+    (_whole(_float_dtype), "mean"),
+    (_reduction(_float_dtype), "mean.dim"),
+    (_reduction(_known_dtype, needs_elements=True), "amax amin"),
+    (_whole(_known_dtype, needs_elements=True), "max min"),
+    (_whole(_truth_dtype), "any all"),
+    (_reduction(_truth_dtype), "any.dim any.dims all.dim all.dims"),
+    (_variance, "var.correction std.correction"),
+    (_variance_mean, "var_mean.correction std_mean.correction"),
+    (_count, "count_nonzero"),
+    (_position, "argmax argmin"),
+    (_value_and_position, "max.dim min.dim"),
+    (_log_sum_exp, "logsumexp"),
+    (_vector_norm, "linalg_vector_norm"),
+    (_running, "cumsum cumprod"),
+    (_log_cum_sum_exp, "logcumsumexp"),
+    (_running_extreme, "cummax cummin"),
+    (_softmax, "_softmax _log_softmax"),
+    (_safe_softmax, "_safe_softmax"),
+    (_softmax_backward, "_softmax_backward_data _log_softmax_backward_data"),
+)

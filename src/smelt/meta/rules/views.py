@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.ir.tensorspec import UnplacedSpec
-from smelt.meta.rules.strides import like_stride
+from smelt.meta.rules.specs import axis_of, by_operator, laid_out_like
 from smelt.symbolic.shapes import product
 
 
@@ -80,23 +80,17 @@ def _unsqueeze(value: Any, dim: int) -> Any:
 
 
 def _select(value: Any, dim: int, index: int) -> Any:
-    rank = value.dim()
-    if rank == 0 or not -rank <= dim < rank:
-        return NotImplemented
-    at = dim % rank
-    shape, stride = list(value.shape), list(value.stride())
-    if not -shape[at] <= index < shape[at]:
+    at, shape, stride = axis_of(value, dim), list(value.shape), list(value.stride())
+    if at is None or not -shape[at] <= index < shape[at]:
         return NotImplemented
     step = (index + shape[at] if index < 0 else index) * stride[at]
     return view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :], step)
 
 
 def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    rank = value.dim()
-    if rank == 0 or not -rank <= dim < rank or step < 1:
+    at, shape, stride = axis_of(value, dim), list(value.shape), list(value.stride())
+    if at is None or step < 1:
         return NotImplemented
-    at = dim % rank
-    shape, stride = list(value.shape), list(value.stride())
     first, last = _clamped(start, 0, shape[at]), _clamped(end, shape[at], shape[at])
     move = first * stride[at]
     shape[at] = max(0, (last - first + step - 1) // step)
@@ -119,7 +113,7 @@ def put_into(view: Any) -> Any:
         shape, stride = tuple(value.shape), tuple(value.stride())
         if 0 in shape or all(step != 0 or size == 1 for size, step in zip(shape, stride, strict=True)):
             return NotImplemented
-        return UnplacedSpec(shape, like_stride(shape, stride), value.dtype)
+        return laid_out_like(value)
 
     return rule
 
@@ -142,14 +136,10 @@ def _clamped(place: int | None, otherwise: int, size: int) -> int:
 
 
 def _squeeze(value: Any, dim: int) -> Any:
-    rank = value.dim()
-    if rank == 0 or not -rank <= dim < rank:
+    at = axis_of(value, dim)
+    if at is None:
         return NotImplemented
-    at = dim % rank
-    shape, stride = list(value.shape), list(value.stride())
-    if shape[at] != 1:
-        return view_of(value, shape, stride)
-    return view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :])
+    return _select(value, at, 0) if value.shape[at] == 1 else _same(value)
 
 
 def _view(value: Any, size: Sequence[int]) -> Any:
@@ -196,12 +186,8 @@ def _reshape_alias(value: Any, size: Sequence[int], stride: Sequence[int]) -> An
 
 
 def _split_with_sizes(value: Any, sizes: Sequence[int], dim: int = 0) -> Any:
-    rank = value.dim()
-    if rank == 0 or not -rank <= dim < rank or any(size < 0 for size in sizes):
-        return NotImplemented
-    at = dim % rank
-    shape, stride = list(value.shape), list(value.stride())
-    if sum(sizes) != shape[at]:
+    at, shape, stride = axis_of(value, dim), list(value.shape), list(value.stride())
+    if at is None or any(size < 0 for size in sizes) or sum(sizes) != shape[at]:
         return NotImplemented
     parts, start = [], 0
     for size in sizes:
@@ -211,8 +197,7 @@ def _split_with_sizes(value: Any, sizes: Sequence[int], dim: int = 0) -> Any:
 
 
 def _split(value: Any, size: int, dim: int = 0) -> Any:
-    rank = value.dim()
-    if rank == 0 or not -rank <= dim < rank or size < 1:
+    if axis_of(value, dim) is None or size < 1:
         return NotImplemented
     extent = value.shape[dim]
     count = int((extent + size - 1) // size)  # how many tensors come out is specialized
@@ -221,23 +206,20 @@ def _split(value: Any, size: int, dim: int = 0) -> Any:
     return _split_with_sizes(value, [*[size] * (count - 1), extent - size * (count - 1)], dim)
 
 
-RULES: dict[str, Any] = {
-    "detach.default": _same,
-    "alias.default": _same,
-    "lift_fresh.default": _same,
-    "permute.default": _permute,
-    "transpose.int": _transpose,
-    "t.default": _t,
-    "expand.default": _expand,
-    "unsqueeze.default": _unsqueeze,
-    "select.int": _select,
-    "slice.Tensor": _slice,
-    "select_scatter.default": _put_at,
-    "slice_scatter.default": put_into(_slice),
-    "split.Tensor": _split,
-    "split_with_sizes.default": _split_with_sizes,
-    "squeeze.dim": _squeeze,
-    "view.default": _view,
-    "_unsafe_view.default": _view,
-    "_reshape_alias.default": _reshape_alias,
-}
+RULES = by_operator(
+    (_same, "detach alias lift_fresh"),
+    (_permute, "permute"),
+    (_transpose, "transpose.int"),
+    (_t, "t"),
+    (_expand, "expand"),
+    (_unsqueeze, "unsqueeze"),
+    (_select, "select.int"),
+    (_slice, "slice.Tensor"),
+    (_put_at, "select_scatter"),
+    (put_into(_slice), "slice_scatter"),
+    (_split, "split.Tensor"),
+    (_split_with_sizes, "split_with_sizes"),
+    (_squeeze, "squeeze.dim"),
+    (_view, "view _unsafe_view"),
+    (_reshape_alias, "_reshape_alias"),
+)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt.meta.rules.reduction import row_major
+from smelt.meta.rules.specs import row_major
 
 _KEPT = 5  # of a GRU's cell for its backward: three gates, the old state, and what the new one is made of
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smelt.meta.rules.promotion import FLOATS
-from smelt.meta.rules.reduction import row_major
+from smelt.meta.rules.specs import row_major
 from smelt.meta.rules.strides import like_stride
 from smelt.ops.decompose.table import choose, constant, decomposes, describes, left_whole, widen
 from smelt.symbolic.shapes import product

@@ -169,16 +169,22 @@ def rms_norm_backward(
     return to_x, to_weight
 
 
+def _per_channel(x: Tensor, value: Tensor) -> Tensor:
+    return widen(value).view([1, x.shape[1]] + [1] * (x.dim() - 2))
+
+
+def _affine_by_channel(x: Tensor, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`_affine` with a number for each channel of `x`, in its dtype."""
+    scale, shift = (None if each is None else _per_channel(x, each) for each in (weight, bias))
+    return _affine(value, scale, shift).to(x.dtype)
+
+
 @decomposes(aten.native_group_norm.default)
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean, centered, rstd = _exact_moments(x.view(n, groups, c // groups * inner), [2], eps)
-    normal = (centered * rstd).view(x.shape)
-    along = [1, c] + [1] * (x.dim() - 2)
-    scale = None if weight is None else weight.view(along)
-    shift = None if bias is None else bias.view(along)
-    result = _affine(normal, scale, shift).to(x.dtype)
+    result = _affine_by_channel(x, (centered * rstd).view(x.shape), weight, bias)
     return result, mean.view(n, groups), rstd.view(n, groups)
 
 
@@ -207,10 +213,6 @@ def group_norm_backward(
     return to_x, to_weight, to_bias
 
 
-def _per_channel(x: Tensor, value: Tensor) -> Tensor:
-    return widen(value).view([1, x.shape[1]] + [1] * (x.dim() - 2))
-
-
 def _batch_norm_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -225,9 +227,7 @@ def _batch_norm_training(
         rstd = torch.rsqrt(variance + eps)
     if eps == 0.0:  # of what does not vary it is nothing, not infinite
         rstd = choose(variance == 0.0, 0.0, rstd)
-    scale = None if weight is None else _per_channel(x, weight)
-    shift = None if bias is None else _per_channel(x, bias)
-    result = _affine((wide - mean) * rstd, scale, shift).to(x.dtype)
+    result = _affine_by_channel(x, (wide - mean) * rstd, weight, bias)
     return result, mean.view(channels), rstd.view(channels), variance.view(channels)
 
 
@@ -236,9 +236,7 @@ def _batch_norm_evaluation(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rstd = torch.rsqrt(_per_channel(x, var) + eps)
     normal = (widen(x) - _per_channel(x, mean)) * rstd
-    scale = None if weight is None else _per_channel(x, weight)
-    shift = None if bias is None else _per_channel(x, bias)
-    result = _affine(normal, scale, shift).to(x.dtype)
+    result = _affine_by_channel(x, normal, weight, bias)
     if on_host(x.device):
         nothing = torch.zeros([0], dtype=x.dtype, device=x.device)
         return result, nothing, nothing

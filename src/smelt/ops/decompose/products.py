@@ -22,6 +22,14 @@ def widened(op: Any, *tensors: Any, **options: Any) -> Any:
     return op(*(widen(value) if isinstance(value, torch.Tensor) else value for value in tensors), **options)
 
 
+def multiplied_by_head(a: Tensor, b: Tensor) -> Tensor:
+    """The products of matrices, for each image and head."""
+    images, heads, rows, inner = a.shape
+    left, right = a.reshape([images * heads, rows, inner]), b.reshape([images * heads, inner, b.shape[3]])
+    products: Tensor = aten.view.default(aten.bmm.default(left, right), [images, heads, rows, b.shape[3]])
+    return products
+
+
 def _product(op: Any) -> Any:
     def product(a: Tensor, b: Tensor) -> Any:
         return widened(op, a, b).to(a.dtype) if on_host(a.device) and slow_products(a.dtype) else NotImplemented

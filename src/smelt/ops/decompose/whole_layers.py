@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.device.host_library import on_host
+from smelt.ops.decompose.products import multiplied_by_head
 from smelt.ops.decompose.table import choose, decomposes
 
 Tensor = torch.Tensor
@@ -56,12 +57,6 @@ def _mask_of(mask: Tensor, kind: int | None, scores: tuple[int, ...]) -> Any:
     return aten.view.default(hidden, [samples, 1, 1, keys]) if kind == _BY_KEYS else hidden
 
 
-def _multiplied(a: Tensor, b: Tensor) -> Tensor:
-    samples, heads, rows, inner = a.shape
-    left, right = a.reshape([samples * heads, rows, inner]), b.reshape([samples * heads, inner, b.shape[3]])
-    return aten.view.default(aten.bmm.default(left, right), [samples, heads, rows, b.shape[3]])  # type: ignore[no-any-return]
-
-
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: int | None) -> Any:
     """By heads. A query that may look at nothing finds NaN, other than in attention with a mask of numbers."""
     if mask is None:
@@ -70,8 +65,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, k
     if hidden is NotImplemented:
         return NotImplemented
     scaled = query * (1 / math.sqrt(query.shape[3]))
-    scores = _multiplied(scaled, aten.permute.default(key, [0, 1, 3, 2]))
-    return _multiplied(aten._softmax.default(choose(hidden, -math.inf, scores), -1, False), value)
+    scores = multiplied_by_head(scaled, aten.permute.default(key, [0, 1, 3, 2]))
+    return multiplied_by_head(aten._softmax.default(choose(hidden, -math.inf, scores), -1, False), value)
 
 
 def _is_taken(x: Tensor, width: int, heads: int) -> bool:

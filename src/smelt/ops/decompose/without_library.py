@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.ops.decompose.products import multiplied_by_head
 from smelt.ops.decompose.table import Table, choose, decomposes, widen
 from smelt.symbolic.shapes import is_dense
 
@@ -27,14 +28,6 @@ _takes_apart = partial(decomposes, table=TABLE)
 # Attention.
 
 
-def _multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """The products of matrices, for each image and head."""
-    images, heads, rows, inner = a.shape
-    left, right = a.reshape([images * heads, rows, inner]), b.reshape([images * heads, inner, b.shape[3]])
-    products: Tensor = aten.view.default(aten.bmm.default(left, right), [images, heads, rows, b.shape[3]])
-    return products
-
-
 def _turned(x: Tensor) -> Tensor:
     transposed: Tensor = aten.permute.default(x, [0, 1, 3, 2])
     return transposed
@@ -42,7 +35,7 @@ def _turned(x: Tensor) -> Tensor:
 
 def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    scores = _multiplied(widen(query), _turned(widen(key))) * scale
+    scores = multiplied_by_head(widen(query), _turned(widen(key))) * scale
     if causal:
         rows, cols = (torch.arange(extent, device=query.device) for extent in scores.shape[2:])
         scores = choose(cols > aten.unsqueeze.default(rows, 1), -math.inf, scores)
@@ -101,7 +94,7 @@ def attention(
     total = shares.sum(-1, keepdim=True)
     nothing = total == 0
     safe = choose(nothing, 1.0, total)
-    attended = _multiplied(shares, widen(value)) / safe
+    attended = multiplied_by_head(shares, widen(value)) / safe
     sums = choose(nothing, 0.0, top + safe.log())
     return attended, aten.squeeze.dim(sums, 3)
 
@@ -133,11 +126,11 @@ def attention_backward(
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
     wide = widen(grad)
-    of_value = _multiplied(_turned(shares), wide)
-    of_shares = _multiplied(wide, _turned(widen(value)))
+    of_value = multiplied_by_head(_turned(shares), wide)
+    of_shares = multiplied_by_head(wide, _turned(widen(value)))
     kept = (wide * widen(out)).sum(-1, keepdim=True)
     of_scores = shares * (of_shares - kept) * scale
-    return _multiplied(of_scores, widen(key)), _multiplied(_turned(of_scores), widen(query)), of_value
+    return multiplied_by_head(of_scores, widen(key)), multiplied_by_head(_turned(of_scores), widen(query)), of_value
 
 
 # For targets whose kernels have the scores in memory, whatever the sizes are.
@@ -212,20 +205,21 @@ def slice_scatter(
     base: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     dim %= base.dim()
+    return _written_into(base, part.to(base.dtype), dim, _first(base.shape[dim], start), step)
+
+
+def _written_into(base: Tensor, part: Tensor, dim: int, start: int, step: int) -> Any:
     if 0 in part.shape:
         return aten.clone.default(base)
-    spread, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
+    spread, taken = _among_zeros(part, base.shape[dim], dim, start, step)
     return aten.where.self(taken, spread, base)
 
 
 @_takes_apart(aten.select_scatter.default)
 def select_scatter(base: Tensor, part: Tensor, dim: int, index: int) -> Any:
     dim %= base.dim()
-    if 0 in part.shape:
-        return aten.clone.default(base)
     whole = aten.unsqueeze.default(part.to(base.dtype), dim)
-    spread, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
-    return aten.where.self(taken, spread, base)
+    return _written_into(base, whole, dim, index % base.shape[dim], 1)
 
 
 # Memory.

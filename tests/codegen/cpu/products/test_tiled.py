@@ -5,11 +5,11 @@ import torch
 
 from smelt.codegen.cpu.products import tile_shape, tiling
 from smelt.codegen.cpu.products.plan import SCHEDULES
-from smelt.codegen.cpu.products.problem import ProductAxis, contraction, problem_of
+from smelt.codegen.cpu.products.problem import ProductAxis, problem_of
 from smelt.codegen.cpu.products.step_runs import period
 from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.device import find
-from smelt.ir.check_kernel import check_kernel
+from smelt.ir.check_kernel import check_kernel, contraction_of
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.products.written import BF16, F16, F32, F64, product, same_as_reference
 from tests.ir.products import WRITTEN
@@ -155,7 +155,7 @@ kernel back rows() cols(w:12)
     p = contract (a:2, b:6, j:3) f[18*a + 3*b + j], x[w + a + 16*b + j - 1] where w + j - 1 below 12 : f32
     store y[w] = p
 """)
-    contract = contraction(factor)
+    contract = contraction_of(factor)
     assert contract is not None
     a, b, j = (ProductAxis(axis.name, int(axis.size), 0, 0) for axis in contract.axes)
     assert period(contract.right, (b, j)) == period(contract.right, (b, a, j)) == 3

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import strides_ascend
 from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import Count, smaller, threads
@@ -21,7 +22,7 @@ from smelt.codegen.loops.builder import Builder
 from smelt.ir.kernel import Factor, Index, Store
 from smelt.ir.loops import Table, Value
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import is_symsize, known_at_least, known_equal
+from smelt.symbolic.symsize import is_symsize, known_equal
 
 HEAD = (
     "m", "n", "k", "rows", "cols", "depth", "row_blocks", "col_blocks", "depth_blocks", "sums", "stride",
@@ -129,13 +130,7 @@ def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
 
 def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
     """Whether each point is at a higher address than the previous one."""
-    reach: Size = 0
-    for axis in reversed(points):
-        step = index.stride(axis.name)
-        if not known_at_least(step, reach + 1):
-            return False
-        reach += step * (axis.size - 1)
-    return True
+    return strides_ascend([(index.stride(axis.name), axis.size) for axis in reversed(points)], 1)
 
 
 def stored(tiling: Tiling) -> Store | None:

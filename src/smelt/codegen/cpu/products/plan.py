@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from smelt.codegen.cpu.kernel_schedules import Limit, ProblemKind, ProblemSchedule
 from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, problem_of, why_no_problem
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of, why_no_problem
 from smelt.device import Target
+from smelt.ir.check_kernel import contraction_of
 from smelt.symbolic.symsize import hint, is_symsize
 
 TILED = ProblemSchedule(
@@ -48,5 +49,5 @@ def _outgrown(problem: Problem, axes: list[ProductAxis], best: ProblemSchedule, 
 
 
 PRODUCTS = ProblemKind(
-    lambda kernel: contraction(kernel) is not None, why_no_problem, problem_of, SCHEDULES, TILED, _limits
+    lambda kernel: contraction_of(kernel) is not None, why_no_problem, problem_of, SCHEDULES, TILED, _limits
 )

@@ -13,7 +13,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import merged, without_unit_axes
-from smelt.ir.check_kernel import factor_range
+from smelt.ir.check_kernel import contraction_of, factor_range
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Instruction, Kernel, Stage
 from smelt.ir.substitute_sizes import shape_env_of
 from smelt.symbolic.shapes import Size, product
@@ -84,11 +84,10 @@ class Problem:
     def transposed(self) -> "Problem":
         """The product of the transposes: what were rows are cols."""
         swapped = replace(self.contract, left=self.contract.right, right=self.contract.left)
-        m, n, k = (
+        batch, m, n, k = (
             tuple(ProductAxis(axis.name, axis.size, axis.right, axis.left) for axis in axes)
-            for axes in (self.n, self.m, self.k)
+            for axes in (self.batch, self.n, self.m, self.k)
         )
-        batch = tuple(ProductAxis(axis.name, axis.size, axis.right, axis.left) for axis in self.batch)
         return Problem(_with(self.kernel, self.contract, swapped), swapped, batch, m, n, k)
 
     @property
@@ -111,14 +110,9 @@ def at_example(problem: Problem) -> Problem:
     return replace(problem, batch=batch, m=m, n=n, k=k)
 
 
-def contraction(kernel: Kernel) -> Contract | None:
-    """The contraction of a kernel, if it has one."""
-    return next((i for i in kernel.instructions() if isinstance(i, Contract)), None)
-
-
 def why_no_problem(kernel: Kernel) -> str | None:
     """Why no schedule takes a kernel with a contraction."""
-    contract = contraction(kernel)
+    contract = contraction_of(kernel)
     if contract is None:
         return "it has no contraction"
     if len(kernel.stages) != 1:
@@ -129,7 +123,7 @@ def why_no_problem(kernel: Kernel) -> str | None:
 def problem_of(kernel: Kernel) -> Problem:
     """What `kernel` multiplies; `why_no_problem` has nothing against it."""
     kernel = merged(merged(_with_merged_sum(without_unit_axes(kernel)), cols=False), cols=True)
-    contract = contraction(kernel)
+    contract = contraction_of(kernel)
     assert contract is not None
     named_left, named_right = _named(contract.left), _named(contract.right)
     if kernel.cols and kernel.cols[-1].name in named_left - named_right:
@@ -187,7 +181,7 @@ def _empty_sum(contract: Contract) -> Contract:
 def _with_merged_sum(kernel: Kernel) -> Kernel:
     """The summed axes in the memory order of the right factor, without extents of one, and with axes merged that both
     factors walk together."""
-    contract = contraction(kernel)
+    contract = contraction_of(kernel)
     assert contract is not None
     if _sums_nothing(kernel, contract):
         return _with(kernel, contract, _empty_sum(contract))

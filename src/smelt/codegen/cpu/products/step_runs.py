@@ -7,6 +7,7 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
+from smelt.codegen.axes import strides_ascend
 from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.ir.kernel import Factor
 from smelt.symbolic.shapes import Size
@@ -36,13 +37,7 @@ def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
 def _never_goes_back(factor: Factor, axes: Sequence[ProductAxis]) -> bool:
     """Whether no step along the axes, the last one fastest, goes to a lower address: out-of-bounds elements are read at
     the beginning of the buffer, plus the distance that the sum has moved since its block began."""
-    reach: Size = 0
-    for axis in reversed(axes):
-        step = factor.index.stride(axis.name)
-        if not known_at_least(step, reach):
-            return False
-        reach += step * (axis.size - 1)
-    return True
+    return strides_ascend([(factor.index.stride(axis.name), axis.size) for axis in reversed(axes)], 0)
 
 
 def run(factor: Factor, k: Sequence[ProductAxis]) -> Size:

@@ -17,7 +17,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.addresses import laid_out
 from smelt.codegen.cpu.products.panel_copies import ACROSS
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
 from smelt.codegen.cpu.products.tile_shape import (
     ALONG,
@@ -35,6 +35,7 @@ from smelt.codegen.cpu.products.tile_shape import (
     smaller,
 )
 from smelt.device import Target
+from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize, known_at_least, known_equal
@@ -105,7 +106,7 @@ class Tiling:
         rows += [Axis(axis.name, count(problem.m) if len(kept_m) == 1 else axis.size) for axis in kept_m]
         cols = [Axis(axis.name, count(n)) for axis in n[-1:]]
         kernel = without_axes(kernel, gone, rows, cols)
-        merged = contraction(kernel)
+        merged = contraction_of(kernel)
         assert merged is not None
         epilogue = replace(problem, kernel=kernel, contract=merged, batch=(*outer, *beside), m=kept_m, n=n[-1:])
         stays = left_stays(problem, target)

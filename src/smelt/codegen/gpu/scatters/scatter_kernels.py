@@ -22,7 +22,8 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense, effects, exchanged, is_pure, leading_to, sliced, with_buffers
+from smelt.codegen.axes import dense_index, strides_keep_apart
+from smelt.codegen.gpu.kernel_slices import effects, exchanged, is_pure, leading_to, sliced, with_buffers
 from smelt.ir.check_kernel import operands, result, value_dtypes
 from smelt.ir.kernel import (
     Access,
@@ -76,7 +77,7 @@ def _from_staged(
     """A scatter of operands staged in the workspace, and the instructions that stage them. Values that depend only on
     inputs are recomputed."""
     dtypes = value_dtypes(kernel)
-    size, index = product(axis.size for axis in axes), dense(axes)
+    size, index = product(axis.size for axis in axes), dense_index(axes)
     code: list[Instruction] = []
     kept: list[Instruction] = []
     staged: list[Buffer] = []
@@ -189,17 +190,10 @@ def _places(kernel: Kernel, scatter: Scatter, inner: tuple[Axis, ...]) -> Places
 
 
 def _keeps_apart(places: Places) -> bool:
-    """Whether an element tells its key and where inside it is: each step is longer than all that the shorter ones
-    reach together."""
+    """Whether an element tells its key and where inside it is."""
     steps = [(abs(places.scatter.index.stride(axis.name)), axis.size) for axis in places.inner]
     steps.append((places.step, places.count))
-    reach: Size = 0
-    running = [(step, size) for step, size in steps if not known_equal(size, 1)]
-    for stride, size in sorted(running, key=lambda each: hint(each[0])):
-        if not known_at_least(stride, reach + 1):
-            return False
-        reach = reach + stride * (size - 1)
-    return True
+    return strides_keep_apart((step, size) for step, size in steps if not known_equal(size, 1))
 
 
 def any_order_is_right(places: Places) -> bool:
@@ -221,7 +215,7 @@ def last_ones(places: Places) -> list[Kernel]:
     table = Buffer(f"{scatter.buffer}.last", dtype, places.count, Role.OUTPUT)
     code, key = places.key_code()
     by = ((key, 1, places.count),)
-    number: list[Instruction] = [Position("event", dense(places.events)), Cast("event.number", "event", dtype)]
+    number: list[Instruction] = [Position("event", dense_index(places.events)), Cast("event.number", "event", dtype)]
     nobody: list[Instruction] = [Const("nobody", -1, dtype), Scatter(table.name, None, Index(), by, "nobody")]
     latest: list[Instruction] = [*number, Scatter(table.name, "max", Index(), by, "event.number")]
     (place, stride, extent), *others = scatter.by

@@ -16,7 +16,8 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense, with_buffers
+from smelt.codegen.axes import dense_index
+from smelt.codegen.gpu.kernel_slices import with_buffers
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel
 from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
 from smelt.ir.kernel import (
@@ -60,7 +61,7 @@ def sorted_events(places: Places) -> SortedEvents:
     keys = _buffer(places, "keys", places.event_count)
     code, key = places.key_code()
     body = [*code, Cast("key.stored", key, places.dtype)]
-    body.append(Store(keys.name, dense(places.events), "key.stored"))
+    body.append(Store(keys.name, dense_index(places.events), "key.stored"))
     first = PhaseKernel(loop(places.kernel, places.events, body, [keys], "keys"))
     # Where their number varies, there may be many more than in the example.
     if hint(places.event_count) <= _MOST_COMPARED // (4 if is_symsize(places.event_count) else 1):

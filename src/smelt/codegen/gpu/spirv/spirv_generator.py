@@ -16,28 +16,35 @@ from smelt.device import KernelModule, Target
 from smelt.ir.loops import Module
 
 
-class SpirvGenerator(GpuGenerator):
-    """For Vulkan and other chips that take SPIR-V. `compile` is the chip's."""
+class CompiledByChip:
+    """The part of a generator that has modules compiled by a chip: `form` is what the chip takes, `compile` is its."""
 
-    builder = Spirv
+    form: Callable[[Module], KernelModule]
 
     def __init__(self, compile: Callable[[KernelModule], Any]) -> None:
         self._compile = compile
 
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
-        return [self.compile(spirv_module(module)) for module in modules]
+        return [self.compile(self.form(module)) for module in modules]
 
     def compile(self, module: KernelModule) -> Built:
         """A module that was made here, now or by an earlier process, by the chip."""
         return Built(lambda symbol: 0, self._compile(module), module)
-
-    def assemble(self, module: Module, target: Target) -> str:
-        from smelt.ir.loops.text import format_module
-
-        return format_module(module)
 
 
 def spirv_module(module: Module) -> KernelModule:
     """What a chip compiles: a binary for each launched function."""
     binaries = print_grids(module)
     return KernelModule("spirv", tuple(binaries.values()), tuple(binaries))
+
+
+class SpirvGenerator(CompiledByChip, GpuGenerator):
+    """For Vulkan and other chips that take SPIR-V."""
+
+    builder = Spirv
+    form = staticmethod(spirv_module)
+
+    def assemble(self, module: Module, target: Target) -> str:
+        from smelt.ir.loops.text import format_module
+
+        return format_module(module)

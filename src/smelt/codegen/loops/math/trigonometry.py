@@ -31,10 +31,12 @@ _COS = {
     ),
 }  # fmt: skip
 _TWO_OVER_PI = 0.6366197723675814
-_HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
+# In f64 all but the last so short that their products with whole numbers below 2^20 are exact.
+_HALF_PI = {
+    "f32": (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
+    "f64": (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21, 8.4784276603689e-32),
+}
 _HALF_PI_64 = (1.5707963109016418, 1.5893254773528196e-08)  # the first with trailing zeros, for targets without fma
-# For f64; all but the last so short that their products with whole numbers below 2^20 are exact.
-_HALF_PI_WIDE = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21, 8.4784276603689e-32)
 _LARGE = {"f32": 65536.0, "f64": 1048576.0}
 _SMALL = {"f32": 2.0**-12, "f64": 2.0**-27}
 _HALF_PI_SCALED = float.fromhex("0x1.921fb54442d18p-64")
@@ -175,7 +177,7 @@ def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
     if known is not None:
         return known[0], known[1]
     n, held = round_scaled(b, x, _TWO_OVER_PI)
-    quick = _subtract_quadrants_wide(b, x, n) if x.kind == "f64" else _subtract_quadrants(b, x, n)
+    quick = _subtract_quadrants(b, x, n)
     large = b.not_(b.fcmp("olt", b.fabs(x), _LARGE[x.kind]))
 
     def exact() -> list[Value]:
@@ -188,22 +190,14 @@ def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 def _subtract_quadrants(b: Builder, x: Value, n: Value) -> Value:
-    if b.target.has_fma:
-        r = x
-        for part in _HALF_PI:
-            r = b.fma(n, -part, r)
-        return r
+    if b.target.has_fma or x.kind == "f64":
+        for part in _HALF_PI[x.kind]:
+            x = b.fma(n, -part, x)
+        return x
     wide, count = b.convert("fpext", x, "f64"), b.convert("fpext", n, "f64")
     for part in _HALF_PI_64:
         wide = b.fsub(wide, b.fmul(count, part))
     return b.convert("fptrunc", wide, "f32")
-
-
-def _subtract_quadrants_wide(b: Builder, x: Value, n: Value) -> Value:
-    r = x
-    for part in _HALF_PI_WIDE:
-        r = b.fma(n, -part, r)
-    return r
 
 
 def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
