@@ -40,6 +40,12 @@ def _turned(x: Tensor) -> Tensor:
     return transposed
 
 
+def _rounded(x: Tensor, like: Tensor) -> Tensor:
+    """To the dtype of a factor that it is multiplied with, as attention that keeps nothing in memory rounds it too: GPUs
+    multiply matrices of one dtype."""
+    return widen(x.to(like.dtype))
+
+
 def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     scores = _multiplied(widen(query), _turned(widen(key))) * scale
@@ -101,7 +107,7 @@ def attention(
     total = shares.sum(-1, keepdim=True)
     nothing = total == 0
     safe = choose(nothing, 1.0, total)
-    attended = _multiplied(shares, widen(value)) / safe
+    attended = _multiplied(_rounded(shares, value) if in_memory else shares, widen(value)) / safe
     sums = choose(nothing, 0.0, top + safe.log())
     return attended, aten.squeeze.dim(sums, 3)
 
@@ -133,10 +139,11 @@ def attention_backward(
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
     wide = widen(grad)
-    of_value = _multiplied(_turned(shares), wide)
+    of_value = _multiplied(_turned(_rounded(shares, query) if in_memory else shares), wide)
     of_shares = _multiplied(wide, _turned(widen(value)))
     kept = (wide * widen(out)).sum(-1, keepdim=True)
     of_scores = shares * (of_shares - kept) * scale
+    of_scores = _rounded(of_scores, query) if in_memory else of_scores
     return _multiplied(of_scores, widen(key)), _multiplied(_turned(of_scores), widen(query)), of_value
 
 
