@@ -10,8 +10,8 @@ writes logits where the program wants them. Calls of both alternate in blocks, a
     queued   the same of `smelt.compile` with one wait behind a block: the C runtime waits in each call
     export   seconds of exporting and saving; open: of opening the file and the first call
 
-Figures need an NVIDIA GPU. Where cuBLASLt is not found the artifact multiplies by its own code: PyTorch's is found because
-torch has loaded it.
+Figures need an NVIDIA GPU. Where cuBLASLt is not found the artifact multiplies by its own code. Here it is found: torch
+has loaded it.
 """
 
 import argparse

@@ -31,8 +31,9 @@ from smelt.codegen.processors import PROCESSORS, described
 from smelt.codegen.write_module import How, divided, join, module_of, units
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import HOST, Kernel
-from smelt.ir.kernel_code import GridPhase, LibraryCall
+from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Module
+from smelt.ir.products.library_call import LibraryCall
 from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
 from smelt.ir.table.records import Operand, Product
 from smelt.ir.text import format_kernel
@@ -160,12 +161,12 @@ def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
 
 def _product(call: LibraryCall, numbers: Sequence[int]) -> Product:
     """`numbers`: as the call has them, those that vary by their slots."""
-    sizes, strides = numbers[:5], numbers[5:]
+    (rows, cols, terms, batch, outer), strides = numbers[:5], numbers[5:]
     operands = [
         Operand(place, str(each.dtype).removeprefix("torch."), *strides[5 * number : 5 * number + 5])
         for number, (each, (place, _)) in enumerate(zip(call.product.operands, call.places, strict=True))
     ]
-    return Product(*sizes, call.grids, tuple(operands))
+    return Product(rows, cols, terms, batch, outer, call.grids, tuple(operands))
 
 
 def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> WrittenKernels:

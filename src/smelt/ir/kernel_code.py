@@ -7,28 +7,8 @@
 from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.library_product import LibraryProduct
+from smelt.ir.products.library_call import LibraryCall
 from smelt.symbolic.shapes import Size
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryCall:
-    """A product that a library may compute instead of so many grids. `places`: of each operand of it, the buffer by its
-    place among the kernel's, the workspace coming last, and the first byte there."""
-
-    product: LibraryProduct
-    grids: int
-    places: tuple[tuple[int, Size], ...]
-
-    @property
-    def numbers(self) -> tuple[Size, ...]:
-        """All that may vary: the sizes, then of each operand its first byte and its strides."""
-        found = self.product
-        operands = [
-            (first, each.row, each.col, *each.batch)
-            for each, (_, first) in zip(found.operands, self.places, strict=True)
-        ]
-        return (found.rows, found.cols, found.terms, *found.batch, *(number for each in operands for number in each))
 
 
 @dataclass(frozen=True, slots=True)

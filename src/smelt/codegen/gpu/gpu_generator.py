@@ -35,8 +35,9 @@ from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
-from smelt.ir.kernel_code import GridPhase, LibraryCall
+from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
+from smelt.ir.products.library_call import LibraryCall
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size

@@ -48,7 +48,7 @@ from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
 from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Scatter, Store
-from smelt.ir.library_product import LibraryProduct
+from smelt.ir.products.library_product import LibraryProduct
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -212,8 +212,8 @@ class _Case:
 
 
 def plan(kernel: Kernel, warp: int, cluster: int = 1, *, library: bool = False) -> GridPlan:
-    """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster. `library`: one
-    may be installed where it runs, which multiplies."""
+    """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster. `library`:
+    where it runs, one may be installed that multiplies."""
     if warp < _LEAST_WARP:
         raise SmeltError("SM030", f"GPU schedules are for {_LEAST_WARP} or more threads that run in step, not {warp}")
     phases, reasons = _chosen(in_one_loop(without_unit_axes(kernel)), Chip(warp, cluster, library))

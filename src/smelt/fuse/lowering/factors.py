@@ -25,8 +25,8 @@ from smelt.symbolic.symsize import hint, known_equal
 def through_copies(
     call: ProductCall, sources: list[FusionValue], is_right: Callable[[ProductCall, list[FusionValue]], bool]
 ) -> tuple[ProductCall, list[FusionValue]]:
-    """The sources of a product's factors, looking through copies, and the product that reads them. If the product of the
-    copies `is_right`, they are looked through only as far as it stays so."""
+    """The sources of a product's factors, looking through copies, and the product that reads them. If the product of
+    the copies `is_right`, they are looked through only as far as it stays so."""
     depths = [_copies_before(source) for source in sources]
     if not any(depths) or not is_right(call, sources):
         return _read_through(call, sources, depths)
@@ -81,8 +81,8 @@ def finished(
 
 
 def finishes_product(value: FusionValue) -> bool:
-    """Whether a library does it to the sums of a product: scale and add as a call does (`finished`), add a vector, round
-    once."""
+    """Whether a library does it to the sums of a product: scale and add as a call does (`finished`), add a vector, or
+    round once."""
     if not isinstance(value.rule, PointRule):
         return False
     emit, full = value.rule.lowering.emit, [reading for reading in value.readings if reading.identity_read]

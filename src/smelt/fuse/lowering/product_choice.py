@@ -24,7 +24,7 @@ from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_produc
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
-from smelt.ir.library_product import library_product
+from smelt.ir.products.library_product import library_product
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.ops.record import View
 from smelt.ops.registry import record_of

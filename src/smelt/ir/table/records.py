@@ -192,9 +192,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a library may compute instead of so many grids: left (rows × terms) times right (terms × cols), which are the
-    first operands. The third is the result, and a fourth a vector of `cols` that is added to every row. Numbers are as
-    in an operand."""
+    """What a library may compute instead of so many grids: left (rows × terms) times right (terms × cols), the first
+    operands. The third is the result, and a fourth a vector of `cols` that is added to every row. Numbers are as in an
+    operand."""
 
     rows: int
     cols: int
@@ -606,7 +606,8 @@ KINDS: dict[Any, dict[type, IntEnum]] = {
 SECTIONS: dict[str, Any] = {
     "strings": String, "instructions": Instruction, "expressions": PostfixCode, "dims": Dim, "registers": Register,
     "outputs": Output, "references": Reference, "kernels": Kernel, "grids": Grid, "products": Product,
-    "operands": Operand, "symbols": Symbol, "checks": Check, "produced": Produced, "values": Value, "dtypes": Dtype, "devices": Device, "numbers": Number, "tensors": Tensor,
+    "operands": Operand, "symbols": Symbol, "checks": Check, "produced": Produced, "values": Value, "dtypes": Dtype,
+    "devices": Device, "numbers": Number, "tensors": Tensor,
     "items": Item, "launches": Launch, "copies": Copy, "natives": Native, "calls": Call, "drops": Drop, "steps": Step,
     "returned": Returned, "variants": Variant, "states": State, "programs": Program,
 }  # fmt: skip

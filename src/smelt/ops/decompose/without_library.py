@@ -41,8 +41,8 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, like: Tensor) -> Tensor:
-    """To the dtype of a factor that it is multiplied with, as attention that keeps nothing in memory rounds it too: GPUs
-    multiply matrices of one dtype."""
+    """In the precision of a tensor that it is multiplied with: matrix units multiply numbers of one dtype. Attention
+    that keeps no scores in memory rounds them so, too."""
     return widen(x.to(like.dtype))
 
 

@@ -20,9 +20,20 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.kernel_slices import dense, in_order, leading_to, with_buffers
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
-    Axis, Buffer, Cast, Compute, Contract, Index, Instruction, Kernel, Load, Role, Stage, Store,
-)  # fmt: skip
-from smelt.ir.library_product import LibraryProduct, Operand, is_library_product, library_product, sides
+    Axis,
+    Buffer,
+    Cast,
+    Compute,
+    Contract,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Role,
+    Stage,
+    Store,
+)
+from smelt.ir.products.library_product import LibraryProduct, Operand, is_library_product, library_product, sides
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -62,9 +73,9 @@ def library_parts(kernel: Kernel, contract: Contract) -> LibraryParts | None:
         return None
     heads = [_head(kernel, contract, with_bias=True), _head(kernel, contract, with_bias=False)]
     for head in heads if heads[0] != heads[1] else heads[:1]:
-        found = _stored(kernel, contract, head) or _with_rest(kernel, contract, head)
-        if found is not None:
-            return found
+        parts = _stored(kernel, contract, head) or _with_rest(kernel, contract, head)
+        if parts is not None:
+            return parts
     return None
 
 
@@ -100,10 +111,10 @@ def _bias(kernel: Kernel, contract: Contract) -> tuple[Load, str] | None:
         return None
     add = users[0]
     others = [name for name in add.args if name != contract.out]
-    made = {result(i): i for i in kernel.instructions()}
-    source = made.get(others[0]) if len(others) == 1 else None
+    definitions = {result(i): i for i in kernel.instructions()}
+    source = definitions.get(others[0]) if len(others) == 1 else None
     if isinstance(source, Cast):
-        source = made.get(source.value)
+        source = definitions.get(source.value)
     if not isinstance(source, Load) or len(source.index.terms) > 1:
         return None
     buffer = kernel.buffer(source.buffer)
@@ -111,24 +122,24 @@ def _bias(kernel: Kernel, contract: Contract) -> tuple[Load, str] | None:
     return (source, add.out) if is_plain and source.index.terms else None
 
 
-def _bias_operand(kernel: Kernel, found: LibraryProduct, head: _Head, cols: Sequence[str]) -> Operand | None:
+def _bias_operand(kernel: Kernel, multiplied: LibraryProduct, head: _Head, cols: Sequence[str]) -> Operand | None:
     """A vector along the lines of the result."""
     assert head.bias is not None
     ((axis, step),) = head.bias.index.terms
-    is_along = known_equal(found.result.col, 1) and [axis] == list(cols) and known_equal(step, 1)
-    if not is_along or any(not known_equal(size, 1) for size in found.batch):
+    is_along = known_equal(multiplied.result.col, 1) and [axis] == list(cols) and known_equal(step, 1)
+    if not is_along or any(not known_equal(size, 1) for size in multiplied.batch):
         return None
     dtype = kernel.buffer(head.bias.buffer).dtype
     return Operand(head.bias.buffer, dtype, head.bias.index.offset, 0, 1, (0, 0))
 
 
 def _product(kernel: Kernel, contract: Contract, head: _Head, buffer: str, at: Index) -> LibraryProduct | None:
-    found = library_product(contract, kernel, buffer, head.dtype, at)
-    if found is None or head.bias is None:
-        return found
+    multiplied = library_product(contract, kernel, buffer, head.dtype, at)
+    if multiplied is None or head.bias is None:
+        return multiplied
     cols = [axis.name for axis in sides(contract, kernel.rows + kernel.cols)[1]]
-    bias = _bias_operand(kernel, found, head, cols)
-    return None if bias is None else replace(found, bias=bias)
+    bias = _bias_operand(kernel, multiplied, head, cols)
+    return None if bias is None else replace(multiplied, bias=bias)
 
 
 def _stored(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts | None:
@@ -137,13 +148,14 @@ def _stored(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts | N
     body = kernel.stages[0].body
     if len(users) != 1 or not isinstance(users[0], Store) or len(body) != len(head.code) + 1:
         return None
-    found = _product(kernel, contract, head, users[0].buffer, users[0].index)
-    return None if found is None or _is_misaligned(found) else LibraryParts(kernel, found, None)
+    multiplied = _product(kernel, contract, head, users[0].buffer, users[0].index)
+    return None if multiplied is None or _is_misaligned(multiplied) else LibraryParts(kernel, multiplied, None)
 
 
-def _is_misaligned(found: LibraryProduct) -> bool:
+def _is_misaligned(multiplied: LibraryProduct) -> bool:
     """Whether lines of the result begin where matrix units do not write, and that takes longer than a copy."""
-    result, work = found.result, product(map(hint, (found.rows, found.cols, found.terms, *found.batch)))
+    result, sizes = multiplied.result, (multiplied.rows, multiplied.cols, multiplied.terms, *multiplied.batch)
+    work = product(map(hint, sizes))
     line = result.row if known_equal(result.col, 1) else result.col
     narrow = result.dtype.itemsize == 2 and not is_symsize(line)
     return narrow and line * result.dtype.itemsize % _ALIGNED_BYTES != 0 and work >= _WORTH_A_COPY
@@ -159,17 +171,17 @@ def _with_rest(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts 
     sums = Buffer(f"{contract.out}.sums", head.dtype, count, Role.OUTPUT)
     store = in_order(Store(sums.name, at, head.value), axes)
     assert isinstance(store, Store)
-    found = _product(kernel, contract, head, sums.name, store.index)
-    if found is None:
+    multiplied = _product(kernel, contract, head, sums.name, store.index)
+    if multiplied is None:
         return None
-    read = {each.buffer for each in found.operands}
+    read = {each.buffer for each in multiplied.operands}
     kept = tuple(replace(each, role=Role.INPUT) for each in kernel.buffers if each.name in read)
     multiplying = replace(
         kernel, name=f"{kernel.name}.product", buffers=(*kept, sums), stages=(Stage(True, (*head.code, store)),)
     )
     loop = Stage(True, (Load(head.value, sums.name, store.index), *_left(kernel, head)))
     rest = with_buffers(kernel, [loop], [replace(sums, role=Role.INPUT)], f"{kernel.name}.rest")
-    return LibraryParts(multiplying, found, rest)
+    return LibraryParts(multiplying, multiplied, rest)
 
 
 def _dense_lines(rows: Sequence[Axis], cols: Sequence[Axis], line: Size) -> tuple[Index, Size]:

@@ -1,10 +1,10 @@
-"""`LibraryProduct`: a contraction as a library multiplies matrices. None of it is code: kernels stay what they are.
+"""`LibraryProduct`: a contraction as a library multiplies matrices.
 
     p = contract (k:768) x[768*i + k], w[768*j + k]; store y[3072*i + j] = p
     →  128 × 3072 × 768, x by strides (768, 1), w by (1, 768), y by (3072, 1)
 
-A library takes two matrices that are contiguous along a row or a column, a batch of them by one stride, and a vector that
-is added to each row of the result. Several axes are one where every index walks them as one.
+A library takes two matrices that are contiguous along rows or columns, a batch of them at equal distances, and a vector
+that is added to each row of the result. Axes that every index walks as one are one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class LibraryProduct:
     """`result` (rows × cols) = `left` (rows × terms) · `right` (terms × cols) for each of a batch, which has two axes.
-    `bias` is added to each line along which the result is contiguous; it has one axis, and there is no batch then."""
+    `bias`: a vector that is added to each row, without a batch."""
 
     rows: Size
     cols: Size
@@ -104,13 +104,13 @@ def library_product(
             return Operand(buffer, dtype, at.offset, row, col, steps)
         return Operand(factor.buffer, kernel.buffer(factor.buffer).dtype, factor.index.offset, row, col, steps)
 
-    found = LibraryProduct(
+    whole = LibraryProduct(
         row_count, col_count, terms, (inner[0], outer[0]),
         operand(0, left, of_rows[0], along[0]), operand(1, right, along[1], of_cols[0]),
         operand(2, None, of_rows[1], of_cols[1]),
     )  # fmt: skip
-    shapes = ((found.left, row_count, terms), (found.right, terms, col_count), (found.result, row_count, col_count))
-    return found if all(_is_matrix(*each) for each in shapes) else None
+    shapes = ((whole.left, row_count, terms), (whole.right, terms, col_count), (whole.result, row_count, col_count))
+    return whole if all(_is_matrix(*each) for each in shapes) else None
 
 
 def _merged(axes: Iterable[Axis], indices: Sequence[Index]) -> list[tuple[Size, tuple[Size, ...]]]:
