@@ -1,6 +1,9 @@
 """Products of artifacts by a library that is found when a model is opened: a cuBLASLt that multiplies on the host."""
 
+import copy
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.codegen.gpu.products import library_parts
 from smelt.ir.products import library_product
 from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
 from tests.deploy.models import MODELS
@@ -28,11 +32,12 @@ def small_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 _RUN = """
-import ctypes, json, sys
+import ctypes, json, sys, threading
 from smelt.deploy.runtime import Model, Session, TensorAt
 path, calls = sys.argv[1], json.loads(sys.argv[2])
-session = Session(Model(path))
-for call in calls:
+model = Model(path)
+session = Session(model)
+def run(call, session):
     data = [open(each["file"], "rb").read() for each in call["inputs"]]
     kept = [ctypes.create_string_buffer(each, len(each)) for each in data]
     given = [
@@ -42,6 +47,13 @@ for call in calls:
     session.run(given)
     for number, (file, size) in enumerate(call["outputs"]):
         open(file, "wb").write(ctypes.string_at(session.output(number).address, size))
+if len(sys.argv) > 3:
+    threads = [threading.Thread(target=run, args=(call, Session(model))) for call in calls]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+else:
+    for call in calls:
+        run(call, session)
 """
 
 
@@ -61,11 +73,14 @@ class Installed:
         (part,) = self.artifact.artifact_file.targets
         return sum(grid.product is not None for kernel in part.table.kernels for grid in kernel.grids)
 
-    def run(self, calls: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]], **settings: str) -> None:
-        """Call it with inputs, and write what comes out into tensors."""
-        import os
-        import sys
-
+    def run(
+        self,
+        calls: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]],
+        *,
+        threads: bool = False,
+        **settings: str,
+    ) -> None:
+        """Call it with inputs, and write what comes out into tensors. `threads`: each call on a thread of its own."""
         described = []
         for place, (inputs, outputs) in enumerate(calls):
             files = [self.folder / f"in{place}.{number}" for number in range(len(inputs))]
@@ -81,7 +96,8 @@ class Installed:
                 ],
             })  # fmt: skip
         known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        self.gpu.run(sys.executable, "-c", _RUN, self.path, json.dumps(described), **known, **settings)
+        more = ["threads"] * threads
+        self.gpu.run(sys.executable, "-c", _RUN, self.path, json.dumps(described), *more, **known, **settings)
         for place, (_, outputs) in enumerate(calls):
             for number, each in enumerate(outputs):
                 data = bytearray((self.folder / f"out{place}.{number}").read_bytes())
@@ -107,8 +123,6 @@ def _assert_near(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) 
 
 
 def _wide(case: Callable[..., Any], args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    import copy
-
     model = copy.deepcopy(case).double() if isinstance(case, torch.nn.Module) else case
     return _outputs(model(*(each.double() if each.is_floating_point() else each for each in args)))
 
@@ -227,6 +241,54 @@ def test_sizes_that_vary_are_planned_once_each(tmp_path: Path) -> None:
             _assert_near(found, model(given), _wide(model, (given,))[0])
     # To a single row a bias is added like any other row.
     assert installed.gpu.library_report() == {"products": 12, "choices": 8, "left": 0, "biases": 10}
+
+
+def test_sessions_multiply_on_several_threads(tmp_path: Path) -> None:
+    model, x = Block(torch.float32).eval(), torch.randn(10, 24)
+    installed = Installed(_exported(model, (x,)), tmp_path)
+    calls = [((torch.randn(10, 24),), [torch.empty(10, 24)]) for _ in range(8)]
+    installed.run(calls, threads=True)
+    for (given,), (result,) in calls:
+        with torch.no_grad():
+            _assert_near(result, model(given), _wide(model, (given,))[0])
+    assert installed.gpu.library_report() == {"products": 16, "choices": 16, "left": 0, "biases": 16}
+
+
+_FLAGS = """
+import ctypes, sys
+from smelt.deploy.runtime import library
+class Options(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("flags", ctypes.c_uint), ("allocator", ctypes.c_void_p),
+                ("device", ctypes.c_int), ("device_number", ctypes.c_int)]
+model = ctypes.c_void_p()
+options = Options(ctypes.sizeof(Options), int(sys.argv[2]), None, 0, 0)
+library().smelt_model_open(sys.argv[1].encode(), ctypes.byref(options), ctypes.byref(model), None)
+print("libcublasLt" in open("/proc/self/maps").read())
+library().smelt_model_close(model)
+"""
+
+
+def test_a_model_can_be_opened_without_the_library(tmp_path: Path) -> None:
+    model, x = Block(torch.float32).eval(), torch.randn(10, 24)
+    installed = Installed(_exported(model, (x,)), tmp_path)
+    known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    own_products = 4
+    for flags in (0, own_products):
+        printed = installed.gpu.run(sys.executable, "-c", _FLAGS, installed.path, flags, **known)
+        assert printed == f"{flags == 0}\n"
+
+
+def test_large_narrow_products_are_written_in_aligned_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library_parts, "_WORTH_A_COPY", 1)
+    for dtype, line in ((torch.bfloat16, 16), (torch.float32, 13)):
+        folder = tmp_path / str(line)
+        folder.mkdir()
+        args = torch.randn(6, 8, dtype=dtype), torch.randn(8, 13, dtype=dtype)
+        installed = Installed(_exported(torch.mm, args), folder)
+        (part,) = installed.artifact.artifact_file.targets
+        grid = part.table.kernels[0].grids[0]
+        assert grid.product is not None and grid.product.operands[2].row == line
+        _check(torch.mm, args, installed)
 
 
 def test_gpt2_multiplies_by_the_library(tmp_path: Path) -> None:
