@@ -331,6 +331,22 @@ def test_a_training_step_multiplies_by_the_library(tmp_path: Path) -> None:
     assert installed.gpu.library_report()["products"] == 4 * 5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_attention_are_products_of_the_library(dtype: torch.dtype, tmp_path: Path) -> None:
+    args = tuple(torch.randn(2, 3, 16, 8, dtype=dtype) for _ in range(4))
+
+    def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            factors = [each.detach().requires_grad_() for each in (q, k, v)]
+            F.scaled_dot_product_attention(*factors, is_causal=True).backward(grad)
+        return tuple(each.grad for each in factors if each.grad is not None)
+
+    installed = Installed(_exported(gradients, args), tmp_path)
+    _check(gradients, args, installed)
+    # Two forward, and of the gradients the scores and four.
+    assert installed.gpu.library_report()["products"] >= 5
+
+
 def test_convolutions_and_small_products_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     convolution = torch.nn.Conv2d(3, 4, 3, padding=1).eval()
     assert not Installed(_exported(convolution, (torch.randn(1, 3, 8, 8),)), tmp_path, library=False).products
