@@ -20,6 +20,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.gpu_generator import ptx
+from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
 from smelt.codegen.llvm.print_module import print_module
@@ -32,7 +33,9 @@ from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import HOST, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Module
+from smelt.ir.products.library_call import LibraryCall
 from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
+from smelt.ir.table.records import Operand, Product
 from smelt.ir.text import format_kernel
 from smelt.runtime.program.code_image import Image
 from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, SizeGuard
@@ -49,6 +52,7 @@ class Grid:
     slot: int  # -1: `blocks` it is
     threads: int
     shared_bytes: int
+    product: Product | None = None  # what a library may compute instead of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,8 @@ def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection
             continue
         own, shape_env = over_own_symbols(kernel)
         symbol = f"k{len(entries)}"
-        plan = generator.schedule(own, target, RewriteBudget(), check=False, of="")
-        code = generator.emit(symbol, plan, target, aligned=aligned)
+        grid_plan = plan(own, target.warp_size, target.cluster_blocks, library=True)
+        code = generator.emit(symbol, grid_plan, target, aligned=aligned)
         code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
         grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
         entries[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)
@@ -145,9 +149,24 @@ def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection
 
 
 def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
+    slot_of = list(sizes).index
     varies = is_symsize(phase.blocks)
-    slot = list(sizes).index(expression_of(phase.blocks)) if varies else -1
-    return Grid(phase.symbol, 0 if varies else int(phase.blocks), slot, phase.threads, phase.shared_bytes)
+    slot = slot_of(expression_of(phase.blocks)) if varies else -1
+    product = None
+    if phase.product is not None:
+        numbers = [~slot_of(expression_of(each)) if is_symsize(each) else int(each) for each in phase.product.numbers]
+        product = _product(phase.product, numbers)
+    return Grid(phase.symbol, 0 if varies else int(phase.blocks), slot, phase.threads, phase.shared_bytes, product)
+
+
+def _product(call: LibraryCall, numbers: Sequence[int]) -> Product:
+    """`numbers`: as the call has them, those that vary by their slots."""
+    (rows, cols, terms, batch, outer), strides = numbers[:5], numbers[5:]
+    operands = [
+        Operand(place, str(each.dtype).removeprefix("torch."), *strides[5 * number : 5 * number + 5])
+        for number, (each, (place, _)) in enumerate(zip(call.product.operands, call.places, strict=True))
+    ]
+    return Product(rows, cols, terms, batch, outer, call.grids, tuple(operands))
 
 
 def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> WrittenKernels:

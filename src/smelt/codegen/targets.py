@@ -122,7 +122,7 @@ register(
 
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
-CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, group_buffers=GROUP_BUFFERS)
+CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, library_products=True, group_buffers=GROUP_BUFFERS)
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 

@@ -492,7 +492,10 @@ def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
 def _kernel(name: str, buffers: int, entry: KernelEntry) -> r.Kernel:
     if not entry.is_grids:
         return r.Kernel(name, buffers)
-    grids = [r.Grid(each.symbol, each.blocks, each.slot, each.threads, each.shared_bytes) for each in entry.grids]
+    grids = [
+        r.Grid(each.symbol, each.blocks, each.slot, each.threads, each.shared_bytes, each.product)
+        for each in entry.grids
+    ]
     return r.Kernel(name, buffers, len(entry.params), tuple(grids))
 
 

@@ -18,6 +18,7 @@ class Limits:
     host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
     joins_flags: bool = False  # reading takes long: what several kernels found out of range is one flag
     passes_numbers: bool = False  # numbers that the host has are arguments of launches, on a chip
+    library_products: bool = False  # in a file: where it runs, a library may be installed that multiplies
     group_buffers: int = 0  # of kernels that are launched as one, all together; 0: each is launched by itself
 
 

@@ -9,6 +9,7 @@ own dimensions, so views, broadcasts and transposes are all the same thing: a `F
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class _Lowerer:
             ref.value.needed = True
         _forget_unused(self.lowered)
         if self.products.is_open:
-            compute_copies(self.lowered.values, self.products.cycles)
+            compute_copies(self.lowered.values, self.products.cycles, self.products.is_for_library)
         return self.lowered
 
     def _check_early(self) -> None:
@@ -505,8 +506,9 @@ class _Lowerer:
                 continue
             call = calls[number]
             along = call.rule.runs_along  # as the library would be given the factors
-            call, sources = through_copies(call, [self.refs[call.left].value, self.refs[call.right].value])
-            sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
+            factors = [self.refs[call.left].value, self.refs[call.right].value]
+            call, sources = through_copies(call, factors, partial(self._is_for_library, spec))
+            sums = _sums_of(call, spec)
             followed = not call.is_bare or _is_followed(node)
             decision = self.products.decide(
                 node, call, [source.spec for source in sources], sums, along=along, followed=followed
@@ -536,12 +538,17 @@ class _Lowerer:
         value = self._new(
             first, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST, why=why
         )
+        value.by_library = self._is_for_library(spec, call, sources)
         if not bare:
             points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
             readings, rule = finished(call, value, None if call.added is None else self.refs[call.added.node].value)
             second = self._name(f"{name}_points") if is_part else name
             value = self._new(second, FusionKind.POINTWISE, points, readings=readings, rule=rule, cost=2)
         return self._copy(name, spec, value, call.layout) if is_part else Ref(value, call.layout)
+
+    def _is_for_library(self, result: TensorSpec, call: ProductCall, sources: list[FusionValue]) -> bool:
+        factors = [source.spec for source in sources]
+        return self.products.is_for_library(call.rule, factors, _sums_of(call, result))
 
     def _sum_of_channels(self, name: str, spec: TensorSpec, image: Ref) -> Ref:
         """The gradient of a bias that was added to each channel: a sum over images and positions."""
@@ -650,6 +657,11 @@ class _Lowerer:
             call.results.append(value)
             refs.append(whole(value))
         return refs
+
+
+def _sums_of(call: ProductCall, result: TensorSpec) -> TensorSpec:
+    """What a product computes before it is scaled, added to and rounded."""
+    return TensorSpec(call.shape, call.stride, widened(result.dtype), result.device)
 
 
 def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:

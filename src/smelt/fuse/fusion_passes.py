@@ -177,7 +177,8 @@ def build_program(
     """Fuse a functional ATen graph into kernels and library calls, and plan their memory. `budget` is shared with
     earlier passes; `limits` default to those of the targets."""
     budget = budget or RewriteBudget(options.max_rewrites)
-    targets, library = TargetChoice(options.target, limits), options.library != "none"
+    library = options.library != "none"
+    targets = TargetChoice(options.target, limits, for_files=not library)
     context = FusionContext(name, traced, targets, budget, options.products, options.convolutions, library)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"

@@ -24,6 +24,7 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.epilogues import waiting
+from smelt.fuse.lowering.factors import finishes_product
 from smelt.fuse.lowering.rules import ContractRule, ReductionRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
@@ -343,6 +344,10 @@ def _why_not_after_product(a: Group, b: Group) -> str | None:
     other = b if products[0] is a else a
     if not other.is_plain:
         return f"{products[0]} multiplies, and {other} is more than element-wise"
+    if any(value.by_library for value in products[0].members):
+        beside = [value for value in other.members if hint(value.numel) == hint(products[0].points)]
+        if not all(map(finishes_product, beside)):
+            return f"a library may compute {products[0]}, which does no more than add a bias and round"
     if not products[0].waiting.isdisjoint(other.members):
         return f"{products[0]} would store more of what others read"
     return None

@@ -25,6 +25,7 @@ class TargetChoice:
 
     wanted: str = ""  # what the option `target` says
     limits: Limits | None = None  # of every kernel, in place of the targets' own
+    for_files: bool = False  # the program calls no library, and goes into a file
     _known: dict[torch.device, Limits] = field(default_factory=dict)
 
     def name_of(self, device: torch.device) -> str | None:
@@ -44,6 +45,10 @@ class TargetChoice:
     def limits_for(self, target: str) -> Limits:
         """How big kernels for a target may grow."""
         return limits_of(target) if self.limits is None else self.limits
+
+    def may_multiply_by_library(self, device: torch.device) -> bool:
+        """Whether a library may compute products in place of kernels, where one is installed when a file is run."""
+        return self.for_files and self.limits_of(device).library_products
 
     def contraction_cycles(self, device: torch.device, kernel: Kernel) -> float | str:
         """About how many cycles of a thread a kernel with a contraction takes, or why there is no code for it."""

@@ -125,11 +125,14 @@ typedef struct {
 
 enum {
     SMELT_OPEN_TRUST_WEIGHTS = 1, /* weights are not held against their checksum: large files open at once */
-    SMELT_OPEN_WITHOUT_CODE = 2   /* everything is checked, no code is loaded: nothing can be run */
+    SMELT_OPEN_WITHOUT_CODE = 2,  /* everything is checked, no code is loaded: nothing can be run */
+    SMELT_OPEN_OWN_PRODUCTS = 4   /* on a GPU the file's own code multiplies matrices, not cuBLASLt where that is there:
+                                     slower, and results do not depend on what is installed */
 };
 
 /* What is to run a model that was exported for GPUs too. The driver is opened by name (libcuda.so.1), and only if the file
-   has code for GPUs: nothing of CUDA need be there otherwise. */
+   has code for GPUs: nothing of CUDA need be there otherwise. cuBLASLt (libcublasLt.so.13, .12 or .11) multiplies matrices
+   if it is found as well. */
 typedef enum {
     SMELT_DEVICE_BEST = 0, /* a GPU if there is one that runs the file's code, else this processor */
     SMELT_DEVICE_HOST = 1,

@@ -7,6 +7,7 @@
 from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.products.library_call import LibraryCall
 from smelt.symbolic.shapes import Size
 
 
@@ -19,6 +20,7 @@ class GridPhase:
     threads: int  # of a block
     shared_bytes: int
     has_barrier: bool
+    product: LibraryCall | None = None
 
 
 class KernelCode(Protocol):

@@ -3,6 +3,8 @@
     gpu = FakeGpu(artifact, folder)
     gpu.run(program, "model.smelt", …)     a C program, for which the driver is where libcuda.so.1 is looked for
     gpu.report()                           how many launches there were, and what was not given back
+    gpu.install_library()                  a cuBLASLt beside the driver, which multiplies on the host
+    gpu.library_report()                   how many products it computed, and what was not given back
 """
 
 import json
@@ -59,11 +61,19 @@ class FakeGpu:
         (self.folder / "counts.c").write_text("\n".join(lines) + "\n")
         build(str(self.folder / "counts.c"), self.folder, str(self.folder / "kernels.o"), name="kernels.so")
 
+    def install_library(self) -> None:
+        build("tests/deploy/gpu/fake_cublaslt.c", self.folder, name="libcublasLt.so.12")
+
+    def library_report(self) -> dict[str, int]:
+        found: dict[str, int] = json.loads((self.folder / "library.json").read_text())
+        return found
+
     def environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         return {
             "LD_LIBRARY_PATH": str(self.folder),
             "SMELT_FAKE_KERNELS": str(self.folder / "kernels.so"),
             "SMELT_FAKE_REPORT": str(self.folder / "report.json"),
+            "SMELT_FAKE_LIBRARY_REPORT": str(self.folder / "library.json"),
             **settings,
         }
 

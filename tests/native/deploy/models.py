@@ -482,7 +482,14 @@ class _WithGrids:
             last = [variant.values[step.values[-1]] for variant, step in launches]
             counts = {len(each.numbers) if isinstance(each, r.SizesValue) else 0 for each in last}
             sizes = counts.pop() if len(counts) == 1 else 0
-            grids = (r.Grid(f"k{number}_0", 3, -1, 128, 1024), r.Grid(f"k{number}_1", 0, sizes - 1, 256))
+            pointers = kernel.buffers - bool(sizes)
+            kinds = ((0, "float32"), (pointers, "float32"), (pointers - 1, "float16"))
+            operands = tuple(r.Operand(place, dtype, 4, 8, 1, 0, -sizes) for place, dtype in kinds)
+            product = r.Product(-bool(sizes), 8, 3, 1, 2, 2, operands) if pointers else None
+            grids = (
+                r.Grid(f"k{number}_0", 3, -1, 128, 1024, product),
+                r.Grid(f"k{number}_1", 0, sizes - 1, 256),
+            )
             kernels.append(replace(kernel, sizes=sizes, grids=grids))
         entries = (0,) * len(kernels)
         text = Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)

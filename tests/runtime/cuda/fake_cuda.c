@@ -59,10 +59,11 @@ typedef struct {
 typedef struct { char *map, *begin; size_t mapped, size; } Memory;
 typedef struct Operation {
     struct Operation *next;
-    enum { TO_DEVICE, TO_HOST, WITHIN, LAUNCH } kind;
+    enum { TO_DEVICE, TO_HOST, WITHIN, LAUNCH, CALL } kind;
     void *to, *from;
     size_t size;
     Function *function;
+    void (*call)(void *); /* of a library, given `to` */
     unsigned blocks, threads, shared;
     uint64_t parameters[MOST_PARAMETERS];
 } Operation;
@@ -577,6 +578,15 @@ enqueue(Stream *given, const Operation *operation)
     stream->last = &made->next;
 }
 
+/* What another library does with memory of the GPU. */
+void
+fake_enqueue_call(Stream *stream, void (*call)(void *), void *data)
+{
+    pthread_mutex_lock(&lock);
+    enqueue(stream, &(Operation){.kind = CALL, .call = call, .to = data});
+    pthread_mutex_unlock(&lock);
+}
+
 /* All that was enqueued, up to what fails; `result`: what has failed already. */
 static int
 drain(Stream *given, int result)
@@ -589,6 +599,9 @@ drain(Stream *given, int result)
         stream->first = each->next;
         if (result == OK && each->kind == LAUNCH) {
             result = run_grid(each);
+        }
+        else if (each->kind == CALL) {
+            each->call(each->to);
         }
         else if (result == OK) {
             memmove(each->to, each->from, each->size);

@@ -6,6 +6,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
@@ -36,8 +37,10 @@ from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
+from smelt.ir.products.library_call import LibraryCall
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
+from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 _LONG = 40_000  # letters of a function
@@ -107,8 +110,10 @@ class GpuGenerator(Generator):
             )
             _body(phase)(b, phase).write()
             builders.append(b)
-            phases.append(self.grid(b, phase))
-        for size in (plan.workspace, *(grid.blocks for grid in phases)):
+            call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
+            phases.append(replace(self.grid(b, phase), product=call))
+        called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
+        for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):
                 sizes.slot(size)  # the launcher must know it
         functions = tuple(self.lower(b, b.grid_function()) for b in builders)
@@ -119,6 +124,15 @@ class GpuGenerator(Generator):
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         """How a phase that was written out is launched."""
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
+
+
+def _library_call(phase: PhasePlan, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
+    assert phase.product is not None
+    at = []
+    for each in phase.product.operands:
+        first = each.offset * each.dtype.itemsize
+        at.append((names.index(each.buffer), first) if each.buffer in names else (buffers, places[each.buffer] + first))
+    return LibraryCall(phase.product, phase.instead_of, tuple(at))
 
 
 _BODIES: Mapping[type, type[PhaseBody]] = {

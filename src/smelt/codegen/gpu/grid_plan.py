@@ -29,6 +29,7 @@ from smelt.codegen.gpu.phase_kernels import (
     staged_in_memory,
     transposed,
 )
+from smelt.codegen.gpu.products.library_parts import library_parts
 from smelt.codegen.gpu.products.product_tiles import ProductTile, in_parts, product_tile, why_no_tile
 from smelt.codegen.gpu.row_reductions import (
     OnePass,
@@ -47,6 +48,7 @@ from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
 from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Scatter, Store
+from smelt.ir.products.library_product import LibraryProduct
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -119,6 +121,8 @@ class PhasePlan:
     prefetches: bool = False  # the next of those rows is read while one is computed
     resident: int = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
     cluster: int = 1  # blocks that share a row
+    product: LibraryProduct | None = None  # what a library may do instead of this grid and `instead_of - 1` after it
+    instead_of: int = 0
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -188,6 +192,7 @@ class Chip:
 
     warp: int  # threads that run in step
     cluster: int  # blocks that read each other's shared memory, at most; 1 where none do
+    library: bool = False  # whether a library may multiply, where it is installed
 
 
 class _Case:
@@ -206,11 +211,12 @@ class _Case:
         return merged(merged(self.kernel, cols=False), cols=True)
 
 
-def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
-    """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster."""
+def plan(kernel: Kernel, warp: int, cluster: int = 1, *, library: bool = False) -> GridPlan:
+    """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster. `library`:
+    where it runs, one may be installed that multiplies."""
     if warp < _LEAST_WARP:
         raise SmeltError("SM030", f"GPU schedules are for {_LEAST_WARP} or more threads that run in step, not {warp}")
-    phases, reasons = _chosen(in_one_loop(without_unit_axes(kernel)), Chip(warp, cluster))
+    phases, reasons = _chosen(in_one_loop(without_unit_axes(kernel)), Chip(warp, cluster, library))
     parameters = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -247,7 +253,8 @@ def _phases(kernels: Iterable[Kernel], chip: Chip) -> list[PhasePlan]:
 
 
 def _product_tiles(case: _Case, chip: Chip) -> Grids:
-    """One grid of tiles, or where few points have many terms, one of parts of them and one that adds those up."""
+    """One grid of tiles, or where few points have many terms, one of parts of them and one that adds those up. Where a
+    library may multiply, these are the product alone."""
     kernel, contract = case.kernel, contraction_of(case.kernel)
     if contract is None:
         return "it has no contraction"
@@ -256,6 +263,10 @@ def _product_tiles(case: _Case, chip: Chip) -> Grids:
         raise SmeltError("SM030", f"no GPU schedule has the kernel {kernel.name}: {reason}")
     if any(known_equal(axis.size, 0) for axis in kernel.rows + kernel.cols):
         return []
+    if chip.library and (split := library_parts(kernel, contract)) is not None:
+        multiplying, *more = _phases([split.kernel], replace(chip, library=False))
+        first = replace(multiplying, product=split.product, instead_of=1 + len(more))
+        return [first, *more, *_phases([] if split.rest is None else [split.rest], chip)]
     parts = in_parts(kernel, contract)
     if parts is not None:
         return _phases(parts, chip)

@@ -91,7 +91,7 @@ load_code(Cuda *cuda, const Table *table, const char *ptx, CudaFunction *functio
 
 smelt_status
 smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
-                CudaFunction *functions, smelt_error *error)
+                bool multiplies, CudaFunction *functions, smelt_error *error)
 {
     CudaInside inside = {.driver = NULL};
     CudaResult result = cuda->driver.retain_context(&cuda->module.context, cuda->device);
@@ -102,6 +102,9 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
     smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
     status = status ? status : load_code(cuda, table, ptx, functions, error);
     status = status || bytes == 0 ? status : load_weights(cuda, weights, bytes, error);
+    if (!status && multiplies && table->counts[PRODUCTS]) {
+        smelt_cublas_open(&cuda->cublas);
+    }
     smelt_cuda_go_outside(&inside);
     return status;
 }
@@ -114,6 +117,7 @@ smelt_cuda_close(Cuda *cuda)
         if (cuda->weights) {
             cuda->driver.release(cuda->weights);
         }
+        smelt_cublas_close(&cuda->cublas);
         smelt_cuda_unload_module(&cuda->module);
         smelt_cuda_go_outside(&inside);
     }

@@ -2,6 +2,7 @@
 #ifndef SMELT_DEPLOY_CUDA_H
 #define SMELT_DEPLOY_CUDA_H
 
+#include "deploy/cublas.h"
 #include "executor/error.h"
 #include "executor/table.h"
 #include "executor/cuda_driver.h"
@@ -13,14 +14,16 @@ typedef struct {
     char name[64];
     CudaModule module;
     CudaAddress weights;
+    Cublas cublas;
 } Cuda;
 
 /* Opens the driver and looks at the GPU of this number; nothing is loaded there yet. */
 smelt_status smelt_cuda_open(Cuda *cuda, int number, smelt_error *error);
 
-/* Code, given as PTX that ends with a zero byte, its functions, and weights. `functions`: room for one of each grid. */
+/* Code, given as PTX that ends with a zero byte, its functions, and weights. `functions`: room for one of each grid.
+   `multiplies`: products of the table are computed by a library that is installed. */
 smelt_status smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
-                             CudaFunction *functions, smelt_error *error);
+                             bool multiplies, CudaFunction *functions, smelt_error *error);
 
 /* Lets go of all that was opened and loaded; of nothing too. */
 void smelt_cuda_close(Cuda *cuda);

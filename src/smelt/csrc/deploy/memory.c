@@ -82,6 +82,20 @@ set_parameters(smelt_session *session, const VariantRecord *variant, const Plan 
     return sizes;
 }
 
+/* Whether a library has computed the product that a grid begins. */
+static bool
+is_multiplied(smelt_session *session, const GridRecord *grid, const LaunchRecord *launch, const int64_t *sizes)
+{
+    const Cuda *cuda = &session->model->cuda;
+    if (grid->product < 0 || cuda->cublas.handle == NULL) {
+        return false;
+    }
+    const ProductLaunch given = {session->run.buffers, launch->value_count - (sizes != NULL),
+                                 session->run.workspace.memory, sizes, session->stream};
+    return smelt_cublas_multiply(&cuda->cublas, &cuda->driver, &session->products, &session->model->table, grid->product,
+                                 &given);
+}
+
 smelt_status
 smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
                    smelt_error *error)
@@ -93,6 +107,10 @@ smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, con
     const int64_t *sizes = set_parameters(session, variant, plan, launch);
     for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
         const GridRecord *grid = &table->grids[i];
+        if (is_multiplied(session, grid, launch, sizes)) {
+            i += table->products[grid->product].grids - 1;
+            continue;
+        }
         const char *name = table_string(table, kernel->name);
         const CudaResult result = smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], grid, sizes,
                                                          session->stream, session->parameters);

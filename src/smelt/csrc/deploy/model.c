@@ -276,7 +276,7 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
 }
 
 static smelt_status
-load_code(smelt_model *model, smelt_error *error)
+load_code(smelt_model *model, unsigned flags, smelt_error *error)
 {
     if (!model->on_cuda) {
         return smelt_code_load(&model->code, error);
@@ -288,7 +288,7 @@ load_code(smelt_model *model, smelt_error *error)
     }
     const FileSection *weights = model->file.weights;
     return smelt_cuda_load(&model->cuda, table, model->code.image, file_bytes(&model->file, weights), weights->bytes,
-                           model->functions, error);
+                           !(flags & SMELT_OPEN_OWN_PRODUCTS), model->functions, error);
 }
 
 static smelt_status
@@ -310,7 +310,7 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
-        status = load_code(model, error);
+        status = load_code(model, flags, error);
     }
     if (status) {
         return status;

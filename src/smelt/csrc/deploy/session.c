@@ -65,14 +65,39 @@ prepare_gpu(smelt_session *session)
     return session->run.empty != NULL;
 }
 
+/* Where there is a library that multiplies. */
+static bool
+make_product_plans(smelt_session *session)
+{
+    const size_t count = (size_t)session->model->table.counts[PRODUCTS];
+    ProductPlans *plans = &session->products;
+    if (session->model->cuda.cublas.handle == NULL) {
+        return true;
+    }
+    plans->plans = smelt_allocate(&session->allocator, count, sizeof *plans->plans);
+    plans->next = smelt_allocate(&session->allocator, count, sizeof *plans->next);
+    return plans->plans && plans->next;
+}
+
+static void
+drop_product_plans(smelt_session *session)
+{
+    const smelt_model *model = session->model;
+    const int64_t count = model->table.counts[PRODUCTS];
+    ProductPlans *plans = &session->products;
+    smelt_cublas_drop_plans(&model->cuda.cublas, &model->cuda.driver, plans, count);
+    smelt_release(&session->allocator, plans->plans, (size_t)count, sizeof *plans->plans);
+    smelt_release(&session->allocator, plans->next, (size_t)count, sizeof *plans->next);
+}
+
 static bool
 make_parts(smelt_session *session)
 {
     const smelt_model *model = session->model;
     session->inputs = smelt_allocate(&session->allocator, model->inputs.count, sizeof *session->inputs);
     session->parameters = smelt_allocate(&session->allocator, parameter_count(model), sizeof(void *));
-    return session->inputs && session->parameters && (!model->on_cuda || prepare_gpu(session)) && map_state(session)
-           && smelt_run_begin(&session->run);
+    return session->inputs && session->parameters && (!model->on_cuda || prepare_gpu(session))
+           && make_product_plans(session) && map_state(session) && smelt_run_begin(&session->run);
 }
 
 static smelt_status
@@ -159,6 +184,7 @@ drop_parts(smelt_session *session)
     }
     smelt_release(&session->allocator, session->inputs, model->inputs.count, sizeof *session->inputs);
     smelt_release(&session->allocator, session->parameters, parameter_count(model), sizeof(void *));
+    drop_product_plans(session);
     if (session->state_mapped) {
         munmap(session->state_map, session->state_mapped);
     }

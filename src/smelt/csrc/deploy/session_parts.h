@@ -23,6 +23,7 @@ struct smelt_session {
     bool returned;
     TakenInput *inputs;
     void **parameters; /* of a launch that is grids */
+    ProductPlans products;
     size_t state_mapped; /* bytes of state that are mapped from the file; 0: allocated */
     char *state_map;
     char nothing[64];

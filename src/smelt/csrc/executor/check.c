@@ -156,6 +156,31 @@ check_registers(const Checker *checker)
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
 
+/* A number, or one of the kernel's sizes. */
+static bool
+is_number(const KernelRecord *kernel, int64_t number)
+{
+    return number >= -kernel->sizes && number <= MOST_BYTES;
+}
+
+static bool
+is_product(const Table *table, const KernelRecord *kernel, const ProductRecord *product, int64_t grids)
+{
+    const int64_t pointers = kernel->buffers - (kernel->sizes > 0);
+    bool is_right = product->grids >= 1 && product->grids <= grids
+                    && (product->operand_count == 3 || product->operand_count == 4) && is_number(kernel, product->rows)
+                    && is_number(kernel, product->cols) && is_number(kernel, product->terms)
+                    && is_number(kernel, product->batch) && is_number(kernel, product->outer);
+    for (int64_t i = 0; is_right && i < product->operand_count; i++) {
+        const OperandRecord *operand = &table->operands[product->operands + i];
+        is_right = operand->buffer >= 0 && operand->buffer <= pointers && operand->dtype >= SMELT_FLOAT16
+                   && operand->dtype <= SMELT_FLOAT64 && is_number(kernel, operand->offset)
+                   && is_number(kernel, operand->row) && is_number(kernel, operand->col)
+                   && is_number(kernel, operand->batch) && is_number(kernel, operand->outer);
+    }
+    return is_right;
+}
+
 static const char *
 wrong_kernel(const Table *table, const KernelRecord *kernel)
 {
@@ -171,6 +196,10 @@ wrong_kernel(const Table *table, const KernelRecord *kernel)
             || grid->threads < 1 || grid->threads > MOST_GRID_THREADS || grid->shared_bytes < 0
             || grid->shared_bytes > MOST_SHARED) {
             return "grids";
+        }
+        if (grid->product >= 0
+            && !is_product(table, kernel, &table->products[grid->product], kernel->grid_count - i)) {
+            return "products";
         }
     }
     return NULL;
@@ -273,6 +302,22 @@ is_value(const Checker *checker, const VariantRecord *variant, const ValueRecord
     return value->kind == ARENA_VALUE && value->place == 0;
 }
 
+/* The matrices of a library's product are in memory of the GPU. */
+static bool
+are_matrices(const Table *table, const VariantRecord *variant, const LaunchRecord *launch, const GridRecord *grid)
+{
+    const KernelRecord *kernel = &table->kernels[launch->kernel];
+    const ProductRecord *product = &table->products[grid->product];
+    for (int64_t i = 0; i < product->operand_count; i++) {
+        const int64_t place = table->operands[product->operands + i].buffer;
+        if (place < kernel->buffers - (kernel->sizes > 0)
+            && table->values[variant->values + table->references[launch->values + place].number].kind == SIZES_VALUE) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* What a GPU's kernel is given by value is there. */
 static bool
 are_numbers(const Table *table, const VariantRecord *variant, const LaunchRecord *launch)
@@ -281,6 +326,11 @@ are_numbers(const Table *table, const VariantRecord *variant, const LaunchRecord
     for (int64_t i = 0; kernel->grid_count && i < launch->value_count - (kernel->sizes > 0); i++) {
         const ValueRecord *value = &table->values[variant->values + table->references[launch->values + i].number];
         if (value->kind == SIZES_VALUE && value->number_count == 0) {
+            return false;
+        }
+    }
+    for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
+        if (table->grids[i].product >= 0 && !are_matrices(table, variant, launch, &table->grids[i])) {
             return false;
         }
     }

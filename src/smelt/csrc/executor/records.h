@@ -16,7 +16,7 @@
 #define TABLE_MAGIC INT64_C(0x626174746c656d73)
 
 enum {
-    FILE_VERSION = 2, TABLE_VERSION = 2, FILE_PAGE = 4096, FILE_ALIGN = 64, MOST_SECTIONS = 256,
+    FILE_VERSION = 2, TABLE_VERSION = 3, FILE_PAGE = 4096, FILE_ALIGN = 64, MOST_SECTIONS = 256,
     MOST_CAPABILITY = 999, MOST_DEPTH = 32, MOST_CODE = 4096, MOST_BUFFERS = 4096, MOST_BLOCKS = 2147483647,
     MOST_GRID_THREADS = 1024, MOST_SHARED = 1048576,
 };
@@ -93,7 +93,14 @@ typedef struct {
     F(name, INDEX, STRINGS) F(buffers, FREE, 0) F(sizes, FREE, 0) F(grids, SPAN, GRIDS) F(grid_count, FREE, 0)         \
     F(target, OPTIONAL, STRINGS) F(object, OPTIONAL, OBJECTS)
 #define GRID_FIELDS(F)                                                                                                 \
-    F(name, INDEX, STRINGS) F(blocks, FREE, 0) F(slot, FREE, 0) F(threads, FREE, 0) F(shared_bytes, FREE, 0)
+    F(name, INDEX, STRINGS) F(blocks, FREE, 0) F(slot, FREE, 0) F(threads, FREE, 0) F(shared_bytes, FREE, 0)           \
+    F(product, OPTIONAL, PRODUCTS)
+#define PRODUCT_FIELDS(F)                                                                                              \
+    F(rows, FREE, 0) F(cols, FREE, 0) F(terms, FREE, 0) F(batch, FREE, 0) F(outer, FREE, 0) F(grids, FREE, 0)          \
+    F(operands, SPAN, OPERANDS) F(operand_count, FREE, 0)
+#define OPERAND_FIELDS(F)                                                                                              \
+    F(buffer, FREE, 0) F(dtype, BELOW, 17) F(offset, FREE, 0) F(row, FREE, 0) F(col, FREE, 0) F(batch, FREE, 0)        \
+    F(outer, FREE, 0)
 #define SYMBOL_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(bind, BELOW, 3) F(register_, INDEX, REGISTERS) F(dimension, FREE, 0) F(low, FREE, 0)     \
     F(high, FREE, 0)
@@ -156,7 +163,8 @@ typedef struct {
     S(expressions, EXPRESSIONS, ExpressionRecord, EXPRESSION_FIELDS) S(dims, DIMS, DimRecord, DIM_FIELDS)              \
     S(registers, REGISTERS, RegisterRecord, REGISTER_FIELDS) S(outputs, OUTPUTS, OutputRecord, OUTPUT_FIELDS)          \
     S(references, REFERENCES, ReferenceRecord, REFERENCE_FIELDS) S(kernels, KERNELS, KernelRecord, KERNEL_FIELDS)      \
-    S(grids, GRIDS, GridRecord, GRID_FIELDS) S(symbols, SYMBOLS, SymbolRecord, SYMBOL_FIELDS)                          \
+    S(grids, GRIDS, GridRecord, GRID_FIELDS) S(products, PRODUCTS, ProductRecord, PRODUCT_FIELDS)                      \
+    S(operands, OPERANDS, OperandRecord, OPERAND_FIELDS) S(symbols, SYMBOLS, SymbolRecord, SYMBOL_FIELDS)              \
     S(checks, CHECKS, CheckRecord, CHECK_FIELDS) S(produced, PRODUCED, ProducedRecord, PRODUCED_FIELDS)                \
     S(values, VALUES, ValueRecord, VALUE_FIELDS) S(dtypes, DTYPES, DtypeRecord, DTYPE_FIELDS)                          \
     S(devices, DEVICES, DeviceRecord, DEVICE_FIELDS) S(numbers, NUMBERS, NumberRecord, NUMBER_FIELDS)                  \

@@ -24,6 +24,7 @@ from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_produc
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.products.library_product import library_product
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.ops.record import View
 from smelt.ops.registry import record_of
@@ -184,6 +185,16 @@ class ProductChoice:
         """The target's estimate for a product without epilogue, or why it cannot compute it."""
         cycles = self._cycles_of((sums.device, rule, *factors, sums), lambda: bare_kernel(rule, factors, sums))
         return f"multiplies, and there is no code for that: {cycles}" if isinstance(cycles, str) else cycles
+
+    def is_for_library(self, rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> bool:
+        """Whether a library computes a product where it is installed: nothing but a bias and a rounding is done to its
+        sums then."""
+        if not self.targets.may_multiply_by_library(sums.device):
+            return False
+        kernel = bare_kernel(rule, factors, sums)
+        contract, store = kernel.instructions()
+        assert isinstance(contract, Contract) and isinstance(store, Store)
+        return library_product(contract, kernel, store.buffer, sums.dtype, store.index) is not None
 
     def _cycles_of(self, key: tuple[Any, ...], kernel: Callable[[], Kernel]) -> float | str:
         """The target's estimate for a kernel, cached, because layers of a model repeat. The first element of `key` is

@@ -64,6 +64,7 @@ class FusionValue:
     rule: PointRule | ReductionRule | ScanRule | ScatterRule | ContractRule | None = None
     cost: int = 0
     why: str = ""  # of a product: why a kernel computes it
+    by_library: bool = False  # of a product: where it runs, a library may compute it
     users: "list[FusionValue]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
     call: "Call | None" = None  # what yields it, for results of library calls

@@ -39,7 +39,7 @@ from smelt.ir.table.records import (
 )
 
 MAGIC = int.from_bytes(b"smelttab", "little")
-VERSION = 2
+VERSION = 3
 HEADER_WORDS = len(TableHeader._fields) + 3 * len(SECTIONS)
 Row = Callable[[Any, Any], tuple[int, ...]]  # of a writer and a record: its words
 Read = Callable[[Any, tuple[int, ...]], Any]  # of a reader and the words of a field: what it holds

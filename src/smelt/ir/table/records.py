@@ -176,6 +176,36 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix of a product. `buffer`: by its place among the kernel's pointers; behind them is the workspace. `offset`
+    counts bytes, strides count elements: from row to row, from col to col, along both axes of the batch. A number below
+    0 is `~slot`: that one of the kernel's sizes."""
+
+    buffer: int
+    dtype: Annotated[str, Mark.DTYPE]
+    offset: int
+    row: int
+    col: int
+    batch: int
+    outer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a library may compute instead of so many grids: left (rows × terms) times right (terms × cols), the first
+    operands. The third is the result, and a fourth a vector of `cols` that is added to every row. Numbers are as in an
+    operand."""
+
+    rows: int
+    cols: int
+    terms: int
+    batch: int
+    outer: int
+    grids: int
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A function of a GPU's code. `slot`: which of the kernel's sizes says how many blocks there are; -1: `blocks`."""
 
@@ -184,6 +214,7 @@ class Grid:
     slot: int
     threads: int
     shared_bytes: int = 0
+    product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,8 +605,9 @@ KINDS: dict[Any, dict[type, IntEnum]] = {
 # In the order in which they stand in a table.
 SECTIONS: dict[str, Any] = {
     "strings": String, "instructions": Instruction, "expressions": PostfixCode, "dims": Dim, "registers": Register,
-    "outputs": Output, "references": Reference, "kernels": Kernel, "grids": Grid, "symbols": Symbol, "checks": Check,
-    "produced": Produced, "values": Value, "dtypes": Dtype, "devices": Device, "numbers": Number, "tensors": Tensor,
+    "outputs": Output, "references": Reference, "kernels": Kernel, "grids": Grid, "products": Product,
+    "operands": Operand, "symbols": Symbol, "checks": Check, "produced": Produced, "values": Value, "dtypes": Dtype,
+    "devices": Device, "numbers": Number, "tensors": Tensor,
     "items": Item, "launches": Launch, "copies": Copy, "natives": Native, "calls": Call, "drops": Drop, "steps": Step,
     "returned": Returned, "variants": Variant, "states": State, "programs": Program,
 }  # fmt: skip

@@ -33,6 +33,12 @@ def _turned(x: Tensor) -> Tensor:
     return transposed
 
 
+def _rounded(x: Tensor, like: Tensor) -> Tensor:
+    """In the precision of a tensor that it is multiplied with: matrix units multiply numbers of one dtype. Attention
+    that keeps no scores in memory rounds them so, too."""
+    return widen(x.to(like.dtype))
+
+
 def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     scores = multiplied_by_head(widen(query), _turned(widen(key))) * scale
@@ -94,7 +100,7 @@ def attention(
     total = shares.sum(-1, keepdim=True)
     nothing = total == 0
     safe = choose(nothing, 1.0, total)
-    attended = multiplied_by_head(shares, widen(value)) / safe
+    attended = multiplied_by_head(_rounded(shares, value) if in_memory else shares, widen(value)) / safe
     sums = choose(nothing, 0.0, top + safe.log())
     return attended, aten.squeeze.dim(sums, 3)
 
@@ -126,10 +132,11 @@ def attention_backward(
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
     wide = widen(grad)
-    of_value = multiplied_by_head(_turned(shares), wide)
+    of_value = multiplied_by_head(_turned(_rounded(shares, query) if in_memory else shares), wide)
     of_shares = multiplied_by_head(wide, _turned(widen(value)))
     kept = (wide * widen(out)).sum(-1, keepdim=True)
     of_scores = shares * (of_shares - kept) * scale
+    of_scores = _rounded(of_scores, query) if in_memory else of_scores
     return multiplied_by_head(of_scores, widen(key)), multiplied_by_head(_turned(of_scores), widen(query)), of_value
 
 
