@@ -18,6 +18,7 @@ from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
 from tests.deploy.models import MODELS
 from tests.targets import none_by_default
 
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="a PyTorch for CUDA has loaded the real library")
 F = torch.nn.functional
 Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
