@@ -415,7 +415,7 @@ class GraphSide(Protocol):
     def end(self) -> object: ...
 
 class GraphRecorder(Protocol):
-    """What recording takes of Python. `always`: programs are recorded whether or not the GPU waits for the host."""
+    """What recording takes of Python. `always`: programs are recorded even if that takes much memory."""
 
     @property
     def always(self) -> bool: ...

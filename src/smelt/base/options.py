@@ -106,7 +106,7 @@ class Options:
     cuda_graphs: str = option(
         "auto",
         "whether a CUDA graph of a compiled graph is recorded when its calls repeat, and launched instead of kernel "
-        "after kernel: `always`, `never`, or `auto`: where the GPU would wait for the host",
+        "after kernel: `always`, `never`, or `auto`: where that takes little memory",
         in_key=False,
     )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)

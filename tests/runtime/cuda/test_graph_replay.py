@@ -179,10 +179,12 @@ def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
     launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
     add, sizes = Launched("add_one", launch, (0, 0, 1)), tensor("sizes", torch.int64, HOST, (1,), (1,))
     large = tensor("large", torch.float32, GPU, (1 << 26,), (1,))
+    made = Call("aten::clone", refused, (Ref(0),), results=(2,), is_one=True)
 
-    def reason(steps: Any, x: Any = None, recorder: Any = None) -> Any:
-        tensors, constants = (x or floats("x"), sizes), (torch.tensor([1]),)
-        run = runner(steps, tensors, (), recorder or Recorder(gpu), inputs=1, constants=constants)
+    def reason(steps: Any, x: Any = None, recorder: Any = None, more: Any = ()) -> Any:
+        tensors, constants = (x or floats("x"), sizes, *more), (torch.tensor([1]),)
+        outputs = tuple(Ref(2 + number) for number in range(len(more)))
+        run = runner(steps, tensors, outputs, recorder or Recorder(gpu), inputs=1, constants=constants)
         return run.graphs["why_not"]
 
     mine = Call("mine::op", refused, (Ref(0),))
@@ -192,6 +194,7 @@ def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
     assert reason((add, add, add)) is None
     assert "not PyTorch's" in reason((add, add, mine))
     assert "tensors of the host" in reason((add, add, Allocate(1), add))
-    assert "longer than its launches" in reason((add, add, add), large)
-    assert reason((add, add, add), large, always) is None
+    assert reason((add, made, add), more=(floats("y"),)) is None
+    assert "would be copied" in reason((add, made, add), large, more=(large,))
+    assert reason((add, made, add), large, always, more=(large,)) is None
     assert "uses no GPU" in reason((add, add, add), tensor("x", torch.float32, HOST, (COUNT,), (1,)))

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 enum { CUDA_KIND = 1 };      /* the number of such devices in PyTorch's C interface */
-enum { BUSY_BYTES = 16 << 20 }; /* that steps use on average where the GPU takes longer than the host to launch them */
+enum { FEW_BYTES = 64 << 20, LARGE_PART = 8 }; /* see has_many_copies */
 enum { MOST_GRAPHS = 8, MOST_SEEN = 8, FEW_STEPS = 3, MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
 
 /* Memory that a call returns. */
@@ -163,46 +163,6 @@ why_no_launch(const Runner *program, const LaunchRecord *launch)
     return has_sizes && last < table->programs->inputs ? "its sizes come with each call" : NULL;
 }
 
-typedef struct {
-    const Runner *program;
-    int64_t bytes;
-} Used;
-
-static const char *
-add_bytes(void *of, int64_t value)
-{
-    Used *used = of;
-    const int64_t bytes = extent(used->program, value);
-    used->bytes += bytes > 0 ? bytes : 0;
-    return NULL;
-}
-
-/* Whether the GPU is busy longer than the host takes to launch steps one by one: then a graph saves little, and it takes
-   memory: all results of a call at once, and what library calls return twice. */
-static bool
-is_busy(const Runner *program)
-{
-    const Table *table = &program->table;
-    Used used = {.program = program};
-    int64_t work = 0;
-    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
-        const StepRecord *step = &table->steps[i];
-        if (step->kind == CALL_STEP) {
-            const CallRecord *call = &table->calls[step->place];
-            for_values(table, call->arguments, call->argument_count, add_bytes, &used);
-            work++;
-        }
-        if (step->kind == LAUNCH_STEP) {
-            const LaunchRecord *launch = &table->launches[step->place];
-            for (int64_t k = 0; k < launch->value_count; k++) {
-                add_bytes(&used, table->references[launch->values + k].number);
-            }
-            work++;
-        }
-    }
-    return used.bytes > work * BUSY_BYTES;
-}
-
 /* Why a program's steps cannot become a graph; NULL: they can. */
 static const char *
 why_no_graph(const Runner *program)
@@ -291,15 +251,25 @@ fill(Replay *replay, const Runner *program)
     return is_known;
 }
 
+/* Whether much of what a call returns is returned by library calls: a graph has memory for that, and copies it. */
+static bool
+has_many_copies(const Replay *replay)
+{
+    int64_t copied = 0, all = 0;
+    for (int64_t i = 0; i < replay->result_count; i++) {
+        all += replay->results[i].bytes;
+        copied += replay->results[i].is_library ? replay->results[i].bytes : 0;
+    }
+    return copied > FEW_BYTES && copied > all / LARGE_PART;
+}
+
 Replay *
 replay_new(const Runner *program, const char **why_not)
 {
     const int64_t count = program->table.counts[TENSORS];
     PyObject *always = PyObject_GetAttrString(program->recorder, "always");
     *why_not = why_no_graph(program);
-    if (*why_not == NULL && always == Py_False && is_busy(program)) {
-        *why_not = "the GPU takes longer than its launches";
-    }
+    const bool is_forced = always == Py_True;
     Py_XDECREF(always);
     if (*why_not || always == NULL) {
         return NULL;
@@ -321,8 +291,10 @@ replay_new(const Runner *program, const char **why_not)
     replay->is_used = replay->is_outside + count;
     replay->is_result = replay->is_used + count;
     replay->is_asked = replay->is_result + count;
-    if (!fill(replay, program)) {
-        *why_not = "a library call returns as much as it likes";
+    *why_not = !fill(replay, program)                       ? "a library call returns as much as it likes"
+               : !is_forced && has_many_copies(replay) ? "library calls return much that would be copied"
+                                                            : NULL;
+    if (*why_not) {
         replay_free(replay);
         return NULL;
     }

@@ -34,7 +34,7 @@ _sides: dict[tuple[int, int], tuple[Any, Any]] = {}  # by device and stream: a s
 
 
 class Recorder:
-    """`_native.GraphRecorder`. `always`: of programs too that keep a GPU busy without graphs."""
+    """`_native.GraphRecorder`. `always`: of programs too whose graphs would take much memory."""
 
     def __init__(self, always: bool) -> None:
         self.always = always
