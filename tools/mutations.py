@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation("capture", "before[dim] != size", "before[dim] < size"),
     Mutation("lazy", "begin < other_end and other_begin < end", "begin < other_end and other_begin > end"),
     Mutation("autograd", "(end, start, 0)", "(end, start, capacity)"),
-    Mutation("simplify", "value.hex() if isinstance(value, float) else value", "value"),
+    Mutation("simplify", "sorted(args, key=lambda each: repr(as_key(each)))", "args"),
     Mutation("fuse", "if block[2] >= step", "if block[2] > step"),
     Mutation("codegen", "(self.along.size + self.width - 1) // self.width", "self.along.size // self.width"),
     Mutation("pipeline", "better = now < before", "better = now > before"),

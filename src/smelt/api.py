@@ -105,9 +105,7 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
-        mode = str(settings.get("mode"))
-        alike = mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode)  # two names of one mode
-        settings = {**settings, "mode": alike}
+        settings = {**settings, "mode": settings.get("mode") in TUNING_MODES}  # modes with the same code are alike
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""

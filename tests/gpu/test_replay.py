@@ -31,6 +31,10 @@ def fresh() -> Any:
     smelt.reset()
 
 
+def graphed(model: Any, **how: Any) -> Any:
+    return smelt.compile(model, options={"cuda_graphs": "auto"}, **how)
+
+
 class Block(nn.Module):
     """Library calls that write results, library calls that return them, and kernels."""
 
@@ -55,7 +59,7 @@ def model(layers: int = 3, dtype: torch.dtype = torch.float32, dropout: float = 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_inference_is_replayed_with_new_inputs_and_fresh_outputs(dtype: torch.dtype) -> None:
     net = model(dtype=dtype).eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     kept, wanted = [], []
     with torch.no_grad():
         for seed in range(40):
@@ -87,14 +91,14 @@ def train(net: nn.Module, call: Callable[..., Any], steps: int, **how: Any) -> l
 def test_training_is_replayed_and_computes_the_losses_of_eager(dropout: float, how: dict[str, Any]) -> None:
     eager, mine = model(dropout=dropout), model(dropout=dropout)
     wanted = train(eager, eager, 30, **how)
-    losses = train(mine, smelt.compile(mine), 30, **how)
+    losses = train(mine, graphed(mine), 30, **how)
     assert losses == pytest.approx(wanted, rel=2e-3)
     assert launches() > 5
 
 
 def test_parameters_that_move_are_found() -> None:
     net = model().eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     x = randn(2, 16, 64)
     with torch.no_grad():
         for number in range(30):
@@ -107,7 +111,7 @@ def test_parameters_that_move_are_found() -> None:
 
 def test_what_changes_in_place_is_read_anew() -> None:
     net = model().eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     x = randn(2, 16, 64)
     with torch.no_grad():
         for _ in range(10):
@@ -120,7 +124,7 @@ def test_what_changes_in_place_is_read_anew() -> None:
 
 def test_streams_have_graphs_of_their_own() -> None:
     net = model().eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     streams = [torch.cuda.Stream() for _ in range(3)]
     with torch.no_grad():
         inputs = [randn(2, 16, 64, seed=seed) for seed in range(24)]
@@ -137,7 +141,7 @@ def test_streams_have_graphs_of_their_own() -> None:
 
 def test_threads_share_a_compiled_model() -> None:
     net = model().eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     faults: list[BaseException] = []
 
     def work(seed: int) -> None:
@@ -167,7 +171,7 @@ def test_states_that_calls_write_go_on() -> None:
         return nn.Sequential(*layers).to(CUDA)
 
     eager, mine = build(), build()
-    compiled = smelt.compile(mine)
+    compiled = graphed(mine)
     for seed in range(12):
         x = randn(4, 3, 12, 12, seed=seed)
         assert_near(compiled(x), eager(x))
@@ -177,7 +181,7 @@ def test_states_that_calls_write_go_on() -> None:
 
 def test_settings_of_pytorch_are_followed() -> None:
     net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).to(CUDA).eval()
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     plain = smelt.compile(copy.deepcopy(net), options={"cuda_graphs": "never"})
     x = randn(512, 512)
     before = torch.backends.cuda.matmul.allow_tf32
@@ -191,7 +195,7 @@ def test_settings_of_pytorch_are_followed() -> None:
 
 
 def test_an_error_within_leaves_everything_as_it_was() -> None:
-    compiled = smelt.compile(lambda x, w: torch.softmax(x @ w, -1) @ w.t() + F.gelu(x @ w) @ w)
+    compiled = graphed(lambda x, w: torch.softmax(x @ w, -1) @ w.t() + F.gelu(x @ w) @ w)
     w = randn(64, 64)
     for number in range(8):
         if number in (2, 5):
@@ -205,7 +209,21 @@ def test_random_numbers_of_the_library_are_drawn_anew() -> None:
     def noisy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x @ w + torch.randn_like(x) + torch.rand(x.shape, device=x.device), -1) @ w
 
-    compiled = smelt.compile(noisy, options={"eager_random": True})
+    compiled = smelt.compile(noisy, options={"eager_random": True, "cuda_graphs": "auto"})
+    x, w = randn(64, 64), randn(64, 64)
+    for number in range(8):
+        torch.manual_seed(number // 2)
+        mine = compiled(x, w)
+        torch.manual_seed(number // 2)
+        assert_near(mine, noisy(x, w))
+
+
+def test_dropout_of_kernels_and_of_the_library_draw_in_turn() -> None:
+    def noisy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(x @ w, 0.5) + torch.rand_like(x)
+        return F.dropout(torch.softmax(x, -1) @ w, 0.25)
+
+    compiled = smelt.compile(noisy, options={"eager_random": True, "cuda_graphs": "auto"})
     x, w = randn(64, 64), randn(64, 64)
     for number in range(8):
         torch.manual_seed(number // 2)
@@ -216,7 +234,7 @@ def test_random_numbers_of_the_library_are_drawn_anew() -> None:
 
 def test_backward_twice_and_second_derivatives() -> None:
     net = model(2)
-    compiled = smelt.compile(net)
+    compiled = graphed(net)
     for seed in range(10):
         x = randn(2, 16, 64, seed=seed)
         net.zero_grad()
@@ -234,7 +252,7 @@ def test_many_steps_of_everything_at_once() -> None:
     choose = random.Random(0)
     eager = model(2)
     mine = copy.deepcopy(eager)
-    compiled = smelt.compile(mine, dynamic=False)
+    compiled = graphed(mine, dynamic=False)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     side = torch.cuda.Stream()
     for step in range(300):
@@ -268,9 +286,9 @@ def test_many_steps_of_everything_at_once() -> None:
     assert launches() > 50
 
 
-def test_graphs_are_switched_off_by_an_option() -> None:
+def test_graphs_are_recorded_if_they_are_asked_for() -> None:
     net = model().eval()
-    compiled = smelt.compile(net, options={"cuda_graphs": "never"})
+    compiled = smelt.compile(net)
     with torch.no_grad():
         for _ in range(8):
             compiled(randn(2, 16, 64))

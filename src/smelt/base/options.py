@@ -104,7 +104,7 @@ class Options:
         in_key=True,
     )
     cuda_graphs: str = option(
-        "auto",
+        "never",
         "whether a CUDA graph of a compiled graph is recorded when its calls repeat, and launched instead of kernel "
         "after kernel: `always`, `never`, or `auto`: where that takes little memory",
         in_key=False,

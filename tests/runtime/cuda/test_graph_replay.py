@@ -195,6 +195,7 @@ def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
     assert "not PyTorch's" in reason((add, add, mine))
     assert "tensors of the host" in reason((add, add, Allocate(1), add))
     assert reason((add, made, add), more=(floats("y"),)) is None
+    assert "random numbers" in reason((add, made._replace(draws=True), add), more=(floats("y"),))
     assert "would be copied" in reason((add, made, add), large, more=(large,))
     assert reason((add, made, add), large, always, more=(large,)) is None
     assert "uses no GPU" in reason((add, add, add), tensor("x", torch.float32, HOST, (COUNT,), (1,)))

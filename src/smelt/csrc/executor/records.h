@@ -135,7 +135,7 @@ typedef struct {
 #define CALL_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(function, INDEX, OBJECTS) F(arguments, SPAN, ITEMS) F(argument_count, FREE, 0)           \
     F(names, INDEX, OBJECTS) F(results, OPTIONAL_LIST, TENSORS) F(result_count, FREE, 0) F(is_one, BELOW, 2)           \
-    F(native, OPTIONAL, NATIVES) F(unless, OPTIONAL, TENSORS)
+    F(native, OPTIONAL, NATIVES) F(unless, OPTIONAL, TENSORS) F(draws, BELOW, 2)
 #define DROP_FIELDS(F)                                                                                                 \
     F(values, LIST, TENSORS) F(value_count, FREE, 0)
 #define STEP_FIELDS(F)                                                                                                 \

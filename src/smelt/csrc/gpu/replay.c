@@ -137,6 +137,9 @@ why_no_call(const Table *table, const CallRecord *call)
     if (call->unless >= 0) {
         return "it raises by what it computes";
     }
+    if (call->draws && !is_host) {
+        return "a library call draws random numbers";
+    }
     if (!is_host && strncmp(table_string(table, call->name), "aten::", strlen("aten::"))) {
         return "an operator that is not PyTorch's may do more than compute";
     }

@@ -349,6 +349,7 @@ class Call(NamedTuple):
     is_one: bool = False
     native: Native | None = None
     unless: Annotated[int | None, Index("tensors")] = None
+    draws: bool = False  # random numbers, of PyTorch's generator
 
 
 class Allocate(NamedTuple):
