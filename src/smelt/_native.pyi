@@ -367,6 +367,9 @@ def cuda_device_names() -> list[str]:
 def cuda_attribute(device: int, attribute: int, /) -> int:
     """What the driver says of a GPU, by the number that its manual gives the question."""
 
+def cuda_new_stream(device: int, /) -> int:
+    """The driver's handle of a new stream that does not wait for the default one. It is never destroyed."""
+
 def cuda_error_text(code: int, /) -> str:
     """The driver's own words for an error."""
 

@@ -11,6 +11,7 @@ import torch
 from smelt import _native
 from smelt.ir.table.records import Allocate, Call, Drop, Ref
 from smelt.ir.table.write import write_program
+from smelt.runtime.cuda import graph_recorder
 from smelt.runtime.cuda.image import CudaCode
 from smelt.torch_abi import aoti_shims
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
@@ -66,7 +67,9 @@ def refused(*_: Any, **__: Any) -> Any:
     raise AssertionError("nobody should ask for this")
 
 
-def runner(steps: Any, tensors: Any, outputs: Any, recorder: Any, **counts: Any) -> _native.Runner:
+def runner(
+    steps: Any, tensors: Any, outputs: Any, recorder: Any, functions: Any = None, **counts: Any
+) -> _native.Runner:
     table, objects = write_program(program(steps, outputs, tensors, **counts), dtype_code, device_code)
 
     def allocate(shape: Any, stride: Any, dtype: Any, device: Any) -> torch.Tensor:
@@ -76,7 +79,7 @@ def runner(steps: Any, tensors: Any, outputs: Any, recorder: Any, **counts: Any)
 
     return _native.Runner(
         table, objects, threads=lambda: 1, acquire=refused, release=refused, allocate=allocate, view=refused,
-        fit=refused, watchers=(), recorder=recorder,
+        watchers=(), recorder=recorder, **{"fit": refused} | (functions or {}),
     )  # fmt: skip
 
 
@@ -173,6 +176,45 @@ def test_a_recording_of_the_caller_gets_the_steps(gpu: FakeCuda) -> None:
     del run
     gc.collect()
     gpu.set(modules=before)  # what the caller recorded stays loaded
+
+
+def test_settings_that_raise_are_settings_too() -> None:
+    recorder = graph_recorder.RECORDERS["auto"]
+    assert recorder is not None
+    before = recorder.settings()
+    assert recorder.settings() == before
+    matmul = torch.backends.cuda.matmul
+    precision = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"  # after which PyTorch raises when it is asked by the older names
+        assert recorder.settings() != before
+    finally:
+        matmul.fp32_precision = precision
+    assert recorder.settings() == before
+
+
+def test_an_interrupt_while_steps_are_recorded_is_raised(gpu: FakeCuda) -> None:
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+    add, sizes = Launched("add_one", launch, (0, 0, 1)), tensor("sizes", torch.int64, HOST, (1,), (1,))
+    recorder, calls = Recorder(gpu), []
+
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(recorder.under_way)
+        if recorder.under_way:
+            raise KeyboardInterrupt
+        return x.clone()
+
+    steps = (add, Call("aten::clone", interrupted, (Ref(0),), results=(2,), is_one=True), add)
+    fit = {"fit": lambda result, *_: result}
+    tensors, constants = (floats("x"), sizes, floats("y")), (torch.tensor([1]),)
+    run = runner(steps, tensors, (Ref(2),), recorder, fit, inputs=1, constants=constants)
+    x = torch.zeros(COUNT)
+    for _ in range(2):
+        run(x)
+    with pytest.raises(KeyboardInterrupt):
+        run(x)
+    assert calls == [0, 0, 1] and recorder.under_way == 0
+    del run
 
 
 def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:

@@ -238,6 +238,9 @@ read_numbers(ProductNumbers *numbers, const ProductRecord *product, const Operan
                 return false;
             }
         }
+        if (found[3] && counts[4] > MOST_BYTES / 16 / found[3]) {
+            return false;
+        }
         void *memory = operand->buffer < launch->count ? launch->buffers[operand->buffer] : launch->workspace;
         addresses[i] = (char *)memory + found[4];
         const uint64_t apart = (uint64_t)(found[3] * table_item_size(operand->dtype));

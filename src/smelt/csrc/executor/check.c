@@ -173,8 +173,12 @@ is_product(const Table *table, const KernelRecord *kernel, const ProductRecord *
                     && is_number(kernel, product->batch) && is_number(kernel, product->outer);
     for (int64_t i = 0; is_right && i < product->operand_count; i++) {
         const OperandRecord *operand = &table->operands[product->operands + i];
+        const int64_t left = table->operands[product->operands].dtype;
+        const int64_t result = table->operands[product->operands + 2].dtype;
+        const bool is_factor = i < 2, is_bias = i == 3;
         is_right = operand->buffer >= 0 && operand->buffer <= pointers && operand->dtype >= SMELT_FLOAT16
-                   && operand->dtype <= SMELT_FLOAT64 && is_number(kernel, operand->offset)
+                   && operand->dtype <= SMELT_FLOAT64 && (!is_factor || operand->dtype == left)
+                   && (!is_bias || operand->dtype == result) && is_number(kernel, operand->offset)
                    && is_number(kernel, operand->row) && is_number(kernel, operand->col)
                    && is_number(kernel, operand->batch) && is_number(kernel, operand->outer);
     }

@@ -178,6 +178,26 @@ cuda_attribute(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* --- modules -------------------------------------------------------------------------------------- */
 
+/* cuda_new_stream(device): see _native.pyi. PyTorch's own streams are shared by all who ask for one. */
+static PyObject *
+cuda_new_stream(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    enum { NON_BLOCKING = 1 };
+    const CudaDriver *asked = cuda_driver();
+    const long device = PyLong_AsLong(number);
+    CudaContext context, before;
+    CudaStream stream = NULL;
+    if (asked == NULL || PyErr_Occurred() || cuda_context(asked, (int)device, &context) < 0) {
+        return NULL;
+    }
+    CudaResult status = asked->stream_create ? cuda_enter(asked, context, &before) : CUDA_INVALID_VALUE;
+    if (status == 0) {
+        status = asked->stream_create(&stream, NON_BLOCKING);
+        cuda_leave(asked, context, before);
+    }
+    return status ? fail(asked, "cuStreamCreate", status, "") : PyLong_FromVoidPtr(stream);
+}
+
 /* cuda_link(ptx, device) → (machine code for such a device, what the assembler printed) */
 static PyObject *
 cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
@@ -346,6 +366,7 @@ static PyMethodDef driver_functions[] = {
     {"cuda_open", cuda_open, METH_O, PyDoc_STR("Open the driver at a path; its version.")},
     {"cuda_device_names", cuda_device_names, METH_NOARGS, PyDoc_STR("What the GPUs that the driver sees are called.")},
     {"cuda_attribute", cuda_attribute, METH_VARARGS, PyDoc_STR("What the driver says of a GPU.")},
+    {"cuda_new_stream", cuda_new_stream, METH_O, PyDoc_STR("A stream of a GPU that nobody else has, for good.")},
     {"cuda_error_text", cuda_error_text, METH_O, PyDoc_STR("The driver's own words for an error.")},
     {"cuda_link", cuda_link, METH_VARARGS, PyDoc_STR("PTX as machine code for a GPU, and what the assembler printed.")},
     {NULL, NULL, 0, NULL},

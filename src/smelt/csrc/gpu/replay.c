@@ -20,6 +20,7 @@
 #include <stdlib.h>
 
 enum { CUDA_KIND = 1 };      /* the number of such devices in PyTorch's C interface */
+enum { RAISED = -2 };
 enum { FEW_BYTES = 64 << 20, LARGE_PART = 8 }; /* see has_many_copies */
 enum { MOST_GRAPHS = 8, MOST_SEEN = 8, FEW_STEPS = 3, MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
 
@@ -28,7 +29,7 @@ typedef struct {
     int64_t value;
     int64_t bytes;
     bool is_library; /* a library call returns it */
-    Handle handle;   /* while steps are recorded */
+    Value kept;      /* the memory itself, while steps are recorded that write elsewhere */
 } Result;
 
 /* A graph, and what must be as it was when it was recorded. */
@@ -36,6 +37,7 @@ typedef struct {
     CudaGraph *graph;
     CudaStream stream;
     int64_t settings;
+    int64_t used; /* in which call it was launched last */
     bool copies; /* results that library calls write are copied */
     uint64_t *addresses;
 } Recorded;
@@ -117,9 +119,7 @@ static const char *
 why_not_argument(void *of, int64_t value)
 {
     const Table *table = of;
-    const int64_t constants = table->programs->inputs + table->programs->constants;
-    const bool is_constant = value >= table->programs->inputs && value < constants;
-    return is_on_gpu(table, value) || is_constant ? NULL : "a library call uses tensors of the host";
+    return is_on_gpu(table, value) ? NULL : "a library call uses tensors of the host";
 }
 
 static const char *
@@ -440,18 +440,18 @@ finish_values(Replay *replay, Run *run, CudaGraph *graph)
         Result *result = &replay->results[i];
         Value *value = &run->values[result->value];
         void *from, *to;
-        if (result->handle == NULL) {
+        if (result->kept.handle == NULL) {
             continue;
         }
-        if (status == 0 && graph && value->handle && result->bytes) {
+        if (status == 0 && graph && result->bytes) {
             int32_t device;
-            bool failed = library.data_ptr(value->handle, &from) || library.data_ptr(result->handle, &to)
+            bool failed = value->handle == NULL || library.data_ptr(value->handle, &from) || library.data_ptr(result->kept.handle, &to)
                           || library.device_index(value->handle, &device) || device < 0;
             status = failed ? CUDA_INVALID_VALUE : smelt_graph_add_copy(graph, result->value, to, from, result->bytes);
         }
         drop_value(run, value);
-        *value = (Value){.handle = result->handle, .owns_handle = true};
-        result->handle = NULL;
+        *value = result->kept;
+        result->kept = (Value){.handle = NULL};
     }
     const int64_t first = run->table->programs->inputs + run->table->programs->constants;
     for (int64_t i = first; graph && i < replay->value_count; i++) {
@@ -478,7 +478,7 @@ record_on(Replay *replay, Run *run, const CudaDriver *driver, CudaContext contex
     for (int64_t i = 0; i < replay->result_count; i++) {
         Result *result = &replay->results[i];
         if (result->is_library || (replay->copies && replay->is_result[result->value])) {
-            result->handle = run->values[result->value].handle;
+            result->kept = run->values[result->value];
             run->values[result->value] = (Value){.handle = NULL};
         }
     }
@@ -528,8 +528,9 @@ drop_rest(Replay *replay, Run *run)
     }
 }
 
-/* Records a graph for the addresses of the call at hand. True: it is there, and the call's results as well. */
-static bool
+/* Records a graph for the addresses of the call at hand. 1: it is there, and the call's results as well; 0: it is not; -1
+   with an exception that has nothing to do with it, and the GIL. */
+static int
 record(Replay *replay, Run *run, int32_t device, CudaStream stream)
 {
     Recorded recorded = {.stream = stream, .settings = run->settings, .copies = replay->copies};
@@ -541,14 +542,19 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
     PyObject *side = driver && smelt_graph_is_possible(driver) && cuda_context(driver, device, &context) == 0
                          ? PyObject_CallMethod(run->program->recorder, "begin", "i", (int)device)
                          : NULL;
-    PyObject *number = side && side != Py_None ? PyObject_GetAttrString(side, "stream") : NULL;
+    const bool is_busy = side == Py_None; /* another thread records, or the caller does */
+    PyObject *number = side && !is_busy ? PyObject_GetAttrString(side, "stream") : NULL;
     recorded.addresses = malloc(bytes);
     if (number && recorded.addresses) {
         memcpy(recorded.addresses, replay->addresses, bytes);
         CudaStream on = PyLong_AsVoidPtr(number);
         is_made = on && record_on(replay, run, driver, context, on, &recorded) == 0;
     }
-    PyErr_Clear();
+    PyObject *type = NULL, *error = NULL, *trace = NULL;
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+    }
+    PyErr_Fetch(&type, &error, &trace); /* somebody interrupts */
     Py_XDECREF(number);
     PyObject *ended = number ? PyObject_CallMethod(side, "end", NULL) : NULL;
     PyErr_Clear();
@@ -561,9 +567,12 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
     else {
         free(recorded.addresses);
         drop_rest(replay, run);
-        replay->failures += number != NULL || driver == NULL;
+        replay->failures += !is_busy;
     }
-    release_gil(run);
+    if (type) {
+        PyErr_Restore(type, error, trace);
+        return -1;
+    }
     return is_made;
 }
 
@@ -591,11 +600,12 @@ launch_graph(Replay *replay, int number, CudaStream stream)
         return false;
     }
     replay->launched++;
+    recorded->used = replay->calls;
     replay->restless = 0;
     return true;
 }
 
-/* The graph for the call at hand, recorded now if it is worth it; -1: none. */
+/* The graph for the call at hand, recorded now if it is worth it; -1: none; RAISED: there is an exception. */
 static int
 find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
 {
@@ -614,12 +624,16 @@ find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
         return -1;
     }
     if (replay->graph_count == MOST_GRAPHS) {
-        replay->why_not = "library calls use memory at too many places";
-        return -1;
+        int oldest = 0;
+        for (int i = 1; i < MOST_GRAPHS; i++) {
+            oldest = replay->graphs[i].used < replay->graphs[oldest].used ? i : oldest;
+        }
+        forget(replay, oldest);
     }
-    if (!record(replay, run, device, stream)) {
+    const int status = record(replay, run, device, stream);
+    if (status <= 0) {
         replay->why_not = "its steps could not be recorded";
-        return -1;
+        return status < 0 ? RAISED : -1;
     }
     return replay->graph_count - 1;
 }
@@ -655,6 +669,10 @@ try_graph(Replay *replay, Run *run)
         return 0;
     }
     const int number = find_graph(replay, run, device, stream);
+    if (number == RAISED) {
+        return -1;
+    }
+    release_gil(run); /* a launch may wait until earlier ones are done, and they for other threads */
     if (number >= 0 && launch_graph(replay, number, stream)) {
         return 1;
     }

@@ -18,6 +18,8 @@ runner_traverse(Runner *self, visitproc visit, void *arg)
 static int
 runner_clear(Runner *self)
 {
+    replay_free(self->replay); /* before the functions that its graphs launch */
+    self->replay = NULL;
 #define CLEAR(name) Py_CLEAR(self->name);
     RUNNER_OBJECTS(CLEAR)
     Py_CLEAR(self->dict);
@@ -31,7 +33,6 @@ runner_dealloc(Runner *self)
     PyObject_GC_UnTrack(self);
     runner_clear(self);
     Py_XDECREF(self->table_bytes);
-    replay_free(self->replay);
     PyMem_Free(self->natives);
     PyMem_Free(self->consumed);
     free(self->taken);
