@@ -25,11 +25,14 @@ Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Products of any size are worth a call."""
+    """Products of any size are worth a call. Where PyTorch cannot multiply bfloat16 by oneDNN, it switches that off for
+    the process."""
     monkeypatch.setattr(library_product, "LEAST_WORK", 1)
     torch.manual_seed(0)
+    enabled = torch._C._get_mkldnn_enabled()
     with none_by_default():
         yield
+    torch._C._set_mkldnn_enabled(enabled)
 
 
 _RUN = """
