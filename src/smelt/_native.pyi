@@ -424,7 +424,7 @@ class GraphRecorder(Protocol):
     def always(self) -> bool: ...
     def begin(self, device: int, /) -> GraphSide | None: ...
     def settings(self) -> int:
-        """A number that stands for all settings which a recorded call follows."""
+        """A hash of the settings of PyTorch that library calls follow."""
 
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.

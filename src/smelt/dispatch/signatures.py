@@ -12,7 +12,7 @@ import torch
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.meta.effects import is_pointwise_op
+from smelt.meta.effects import draws_random, is_pointwise_op
 
 
 class Kind(Enum):
@@ -41,14 +41,8 @@ class Signature:
 
     def draws(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call draws random numbers: attention does where it drops some."""
-        if not self.is_random or _DROPPED not in self.names:
-            return self.is_random
-        place = self.names.index(_DROPPED)
-        dropped = args[place] if place < len(args) else kwargs.get(_DROPPED, 0.0)
-        return bool(dropped)
+        return draws_random(self.operator, args, kwargs)
 
-
-_DROPPED = "dropout_p"
 
 # Operators beside the element-wise ones whose numbers are operands, by name. Elsewhere a number can decide what is
 # computed (the order of a norm), a shape (`arange`), or whether the call is an error.

@@ -117,16 +117,16 @@ lay_out(Layout *layout, int64_t rows, int64_t cols, int64_t row, int64_t col)
 }
 
 static bool
-make_layout(const Cublas *cublas, CublasLayout *made, const Layout *layout, int64_t dtype, int64_t batch, int64_t stride)
+make_layout(const Cublas *cublas, CublasLayout *created, const Layout *layout, int64_t dtype, int64_t batch, int64_t stride)
 {
-    if (cublas->layout_create(made, dtype_of(dtype), (uint64_t)layout->rows, (uint64_t)layout->cols, layout->line)) {
-        *made = NULL;
+    if (cublas->layout_create(created, dtype_of(dtype), (uint64_t)layout->rows, (uint64_t)layout->cols, layout->line)) {
+        *created = NULL;
         return false;
     }
     const int32_t count = (int32_t)batch;
     return batch == 1
-           || (cublas->layout_set(*made, BATCH_COUNT, &count, sizeof count) == 0
-               && cublas->layout_set(*made, BATCH_STRIDE, &stride, sizeof stride) == 0);
+           || (cublas->layout_set(*created, BATCH_COUNT, &count, sizeof count) == 0
+               && cublas->layout_set(*created, BATCH_STRIDE, &stride, sizeof stride) == 0);
 }
 
 static bool
@@ -156,7 +156,7 @@ choose(const Cublas *cublas, ProductPlan *plan, uint64_t most)
     const uint32_t reductions = REDUCED_IN_COMPUTE_TYPE;
     CublasPreference preference;
     CublasChoice choice = {.workspace = 0};
-    int found = 0;
+    int choices = 0;
     if (cublas->preference_create(&preference)) {
         return false;
     }
@@ -168,8 +168,8 @@ choose(const Cublas *cublas, ProductPlan *plan, uint64_t most)
     }
     works = works
             && cublas->choose(cublas->handle, plan->matmul, plan->a, plan->b, plan->c, plan->c, preference, 1, &choice,
-                              &found) == 0
-            && found == 1 && choice.state == 0 && choice.workspace <= most;
+                              &choices) == 0
+            && choices == 1 && choice.state == 0 && choice.workspace <= most;
     cublas->preference_destroy(preference);
     plan->algorithm = choice.algorithm;
     plan->workspace = choice.workspace;
@@ -219,10 +219,10 @@ read_numbers(ProductNumbers *numbers, const ProductRecord *product, const Operan
              const ProductLaunch *launch, char **addresses)
 {
     const int64_t *sizes = launch->sizes;
-    const int64_t given[] = {product->rows, product->cols, product->terms, product->batch, product->outer};
+    const int64_t extents[] = {product->rows, product->cols, product->terms, product->batch, product->outer};
     int64_t counts[5];
     for (int i = 0; i < 5; i++) {
-        counts[i] = resolve(given[i], sizes);
+        counts[i] = resolve(extents[i], sizes);
         if (counts[i] < 1 || counts[i] > INT32_MAX) {
             return false;
         }
@@ -231,22 +231,22 @@ read_numbers(ProductNumbers *numbers, const ProductRecord *product, const Operan
     for (int64_t i = 0; i < product->operand_count; i++) {
         const OperandRecord *operand = &operands[i];
         const int64_t steps[] = {operand->row, operand->col, operand->batch, operand->outer, operand->offset};
-        int64_t found[5];
+        int64_t places[5];
         for (int k = 0; k < 5; k++) {
-            found[k] = resolve(steps[k], sizes);
-            if (found[k] < 0 || found[k] > MOST_BYTES / 16) {
+            places[k] = resolve(steps[k], sizes);
+            if (places[k] < 0 || places[k] > MOST_BYTES / 16) {
                 return false;
             }
         }
-        if (found[3] && counts[4] > MOST_BYTES / 16 / found[3]) {
+        if (places[3] && counts[4] > MOST_BYTES / 16 / places[3]) {
             return false;
         }
         void *memory = operand->buffer < launch->count ? launch->buffers[operand->buffer] : launch->workspace;
-        addresses[i] = (char *)memory + found[4];
-        const uint64_t apart = (uint64_t)(found[3] * table_item_size(operand->dtype));
+        addresses[i] = (char *)memory + places[4];
+        const uint64_t apart = (uint64_t)(places[3] * table_item_size(operand->dtype));
         numbers->alignments[i] = alignment_of((uint64_t)(uintptr_t)addresses[i] | apart);
         if (i < BIAS) {
-            memcpy(&numbers->strides[i], found, sizeof numbers->strides[i]);
+            memcpy(&numbers->strides[i], places, sizeof numbers->strides[i]);
         }
     }
     return true;

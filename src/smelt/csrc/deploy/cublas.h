@@ -34,7 +34,7 @@ typedef struct {
     F(MatmulPreferenceDestroy, preference_destroy, (CublasPreference))                                                 \
     F(MatmulAlgoGetHeuristic, choose,                                                                                  \
       (CublasHandle, CublasMatmul, CublasLayout a, CublasLayout b, CublasLayout c, CublasLayout d, CublasPreference,   \
-       int wanted, CublasChoice *, int *count))                                                                        \
+       int most, CublasChoice *, int *count))                                                                          \
     F(Matmul, multiply,                                                                                                \
       (CublasHandle, CublasMatmul, const void *alpha, const void *a, CublasLayout, const void *b, CublasLayout,        \
        const void *beta, const void *c, CublasLayout, void *d, CublasLayout, const CublasAlgorithm *, void *workspace, \
@@ -74,7 +74,7 @@ enum { PRODUCT_WAYS = 4, PRODUCT_WORKSPACE_BYTES = 32 << 20 };
 typedef struct {
     ProductPlan (*plans)[PRODUCT_WAYS]; /* of each product of the table */
     unsigned char *next;                /* the way that is planned anew next */
-    CudaAddress workspace;              /* 0: there is none yet, or no memory for one */
+    CudaAddress workspace;              /* 0: not allocated, or out of memory */
 } ProductPlans;
 
 void smelt_cublas_drop_plans(const Cublas *cublas, const CudaDriver *driver, ProductPlans *plans, int64_t count);

@@ -90,10 +90,10 @@ is_multiplied(smelt_session *session, const GridRecord *grid, const LaunchRecord
     if (grid->product < 0 || cuda->cublas.handle == NULL) {
         return false;
     }
-    const ProductLaunch given = {session->run.buffers, launch->value_count - (sizes != NULL),
+    const ProductLaunch operands = {session->run.buffers, launch->value_count - (sizes != NULL),
                                  session->run.workspace.memory, sizes, session->stream};
     return smelt_cublas_multiply(&cuda->cublas, &cuda->driver, &session->products, &session->model->table, grid->product,
-                                 &given);
+                                 &operands);
 }
 
 smelt_status

@@ -51,13 +51,13 @@ smelt_graph_is_possible(const CudaDriver *driver)
 CudaResult
 smelt_graph_begin(CudaGraph **graph, const CudaDriver *driver, CudaContext context, CudaStream stream)
 {
-    CudaGraph *made = *graph = calloc(1, sizeof *made);
-    if (made == NULL) {
+    CudaGraph *created = *graph = calloc(1, sizeof *created);
+    if (created == NULL) {
         return CUDA_OUT_OF_MEMORY;
     }
-    *made = (CudaGraph){.driver = driver, .context = context, .stream = stream};
+    *created = (CudaGraph){.driver = driver, .context = context, .stream = stream};
     const CudaResult status = driver->begin_capture(stream, RELAXED_CAPTURE);
-    made->is_recording = status == 0;
+    created->is_recording = status == 0;
     return status;
 }
 
@@ -68,13 +68,13 @@ has_room(void *array, int64_t *room, int64_t count, int64_t more, size_t size)
     if (count + more <= *room) {
         return true;
     }
-    const int64_t wanted = 2 * (count + more) + 16;
-    void *moved = realloc(*(void **)array, (size_t)wanted * size);
+    const int64_t capacity = 2 * (count + more) + 16;
+    void *moved = realloc(*(void **)array, (size_t)capacity * size);
     if (moved == NULL) {
         return false;
     }
     *(void **)array = moved;
-    *room = wanted;
+    *room = capacity;
     return true;
 }
 

@@ -57,7 +57,7 @@ class Recorder:
             raise
 
     def settings(self) -> int:
-        """A number for PyTorch's settings that library calls follow: a recorded call has those of its recording."""
+        """A hash of the settings of PyTorch that library calls follow: recorded calls keep them."""
         return hash(tuple([_answer(*question) for question in _questions()]))
 
 

@@ -25,6 +25,7 @@ from smelt.ir.table import records as r
 from smelt.ir.table.records import Layout, Native, Ref
 from smelt.ir.table.write import ProgramWriter
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.effects import draws_random
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
 from smelt.torch_abi.aoti_shims import device_code, dtype_code
@@ -181,7 +182,7 @@ class _Flattener:
             is_one=bool(results) and op.returns_one,
             native=self._native(step, named),
             unless=None if step.unless is None else self._whole(step.unless).value,
-            draws=_draws(step),
+            draws=draws_random(step.op, step.args, dict(step.kwargs)),
         )
 
     def _named(self, step: Library) -> dict[str, Any]:
@@ -284,15 +285,6 @@ def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     returns_one = len(schema.returns) == 1 and str(schema.returns[0].type) != "List[Tensor]"
     return _OpFacts(name, FUNCTIONS.get(op), returns_one)
-
-
-def _draws(step: Library) -> bool:
-    """Whether a call draws random numbers: attention does if it has dropout."""
-    if torch.Tag.nondeterministic_seeded not in step.op.tags:
-        return False
-    names = [argument.name for argument in step.op._schema.arguments]
-    arguments = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
-    return bool(arguments.get("dropout_p", 1.0) != 0.0)
 
 
 def _writes_one_of(names: set[str], step: Launch) -> bool:
