@@ -153,7 +153,7 @@ read_checked(Table *table, const void *data, Py_ssize_t size, const long long co
 static void *
 allocate_words(void *Py_UNUSED(context), size_t size, size_t Py_UNUSED(alignment))
 {
-    return PyMem_Malloc(size);
+    return PyMem_Calloc(1, size); /* plans have places for pointers, which objects have as zeros */
 }
 
 /* Of each variant that has neither symbols nor checks its plan on one thread, else None. */
