@@ -89,7 +89,8 @@ def compile(
     compiler = resolve_backend(backend, checked)
     if disable or is_disabled():
         return model
-    alike = Compiling(**{**settings, "fullgraph": False})
+    # A compiled function that calls another one captures it; whether CUDA graphs are recorded is decided outside.
+    alike = Compiling(**{**settings, "fullgraph": False, "mode": "max-speed" if mode in TUNING_MODES else None})
     region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback, settings=alike)
     _regions.add(region)
     _settings[region] = Compiling(**settings)
@@ -105,7 +106,8 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
-        settings = {**settings, "mode": settings.get("mode") in TUNING_MODES}  # modes with the same code are alike
+        mode = settings.get("mode")
+        settings = {**settings, "mode": (mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode))}  # what differs in code
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""
