@@ -107,7 +107,7 @@ class Compiling:
         self.settings = settings
         options = settings.get("options")
         mode = settings.get("mode")
-        settings = {**settings, "mode": (mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode))}  # what differs in code
+        settings = {**settings, "mode": (mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode or ""))}  # what differs in code
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""
