@@ -16,7 +16,7 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/check.h"
-#include "executor/run/parts.h"
+#include "executor/run/run.h"
 #include "executor/format/checksum.h"
 #include "executor/format/file.h"
 #include "gpu/cuda_module.h"

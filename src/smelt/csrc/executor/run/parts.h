@@ -109,9 +109,6 @@ int64_t smelt_run_wrong_dimension(Run *run, const RegisterRecord *record, const 
 /* Allocates the plan of a variant. False: there is no memory. */
 bool smelt_run_make_plan(const Run *run, const VariantRecord *variant, Plan *plan);
 
-/* Fills in a plan for the run's symbols. False: sizes do not fit memory. */
-bool smelt_run_plan(const Run *run, const VariantRecord *variant, Plan *plan);
-
 /* Bytes that a run, its arrays and all its plans take, of an allocator with a head of FILE_ALIGN bytes for each. */
 int64_t smelt_run_bytes(const Table *table);
 
