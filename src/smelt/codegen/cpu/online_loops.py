@@ -11,14 +11,20 @@ from collections.abc import Callable
 
 import torch
 
+from smelt.codegen.cpu.addresses import MINE, Workspace
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
+from smelt.codegen.cpu.instructions import LoopReduction
 from smelt.codegen.cpu.loop_nest import LoopNest
-from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
+from smelt.codegen.cpu.schedule import LoopSchedule, Split
+from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import BUFFERS, param
 from smelt.codegen.loops.math import FLOAT64, OF_NEGATIVE
 from smelt.ir.kernel import Axis, Stage
 from smelt.ir.loops import Value
+from smelt.symbolic.symsize import lesser
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -118,7 +124,7 @@ class OnlineNest(LoopNest):
     def _reference_of(self, column: Value) -> Array:
         """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
         number = self.b.udiv(self.b.add(column, self._block - 1), self._block)
-        return Array(self.b, self.at.pointers[REFERENCES], torch.float32).at(number)
+        return self.at.arrays[REFERENCES].at(number)
 
     def begin_block(self, column: Value) -> None:
         """The factor that makes the exponentials of a block relative to the maximum of the row."""
@@ -127,3 +133,16 @@ class OnlineNest(LoopNest):
         apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))
         factor = b.convert("fptrunc", FLOAT64["exp"](b, apart), "f32")
         self.code.values[FACTOR] = b.splat(factor, self.at.lanes)
+
+
+def write(code: KernelFunctions, loops: LoopSchedule) -> EntryCode:
+    """The functions of a kernel that is computed by loops."""
+    workspace, part = Workspace.of_loops(loops), code.begin()
+    (OnlineNest if loops.online else LoopNest).of(part, loops, workspace).write()
+    code.add(part, "part", PART)
+    combines = loops.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(loops.accumulators)
+    if combines:
+        finish, chunks = code.begin(), param("chunks")
+        LoopNest.of(finish, loops, workspace).finish((chunks, workspace.size))
+        code.add(finish, "finish", (BUFFERS, MINE, chunks))
+    return code.end(lesser(loops.threads, loops.extent), loops.extent, workspace.size, finish=combines)

@@ -5,14 +5,11 @@
 """
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.attention.panels import AttentionTiles
 from smelt.codegen.cpu.attention.points import PackedLoad, packed_loads
 from smelt.codegen.cpu.attention.problem import AttentionProblem, Weighed
-from smelt.codegen.cpu.entry_points import MINE
 from smelt.codegen.cpu.products.tile_shape import rounded
-from smelt.codegen.loops.arrays import Array
-from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 
 _SCORE_BYTES = 24 * 1024  # of a panel of queries by a block of keys: in the first cache
@@ -30,16 +27,15 @@ def useful_threads(problem: AttentionProblem, units: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """An attention in blocks, and the bytes where each array of a thread begins. Arrays are numbered as the scores, the
-    sums and the row products of the problem."""
+    """An attention in blocks, and the arrays of a thread, numbered as the scores, the sums and the row products of the
+    problem."""
 
     problem: AttentionProblem
     tiles: AttentionTiles
     keys: int  # of a block
     panels: int  # of queries, of a block
     packed: tuple[PackedLoad, ...]
-    places: dict[str, int]
-    workspace: int
+    workspace: Workspace
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "AttentionBlocks":
@@ -87,16 +83,10 @@ class AttentionBlocks:
             pitch = rounded(int(each.axis.size), tiles.values.cols)
             of_values, of_sums = (keys, rows) if each.over_keys else (rows, keys)
             counts |= {f"values{number}": of_values * pitch, f"sums{number}": of_sums * pitch}
-        bytes_ = {name: count * problem.dtype.itemsize for name, count in (counts | further).items()}
+        lengths = {name: (count, problem.dtype) for name, count in (counts | further).items()}
         for number, load in enumerate(packed):
-            bytes_[f"packed{number}"] = wide * (keys if load.by_key else 1) * load.form.dtype.itemsize
-        places, size = laid_out(bytes_)
-        return cls(problem, tiles, keys, panels, packed, {name: int(at) for name, at in places.items()}, int(size))
-
-    def array(self, b: Builder, name: str) -> Array:
-        """An array of the workspace."""
-        dtype = self.packed[int(name[6:])].form.dtype if name.startswith("packed") else self.problem.dtype
-        return Array(b, b.element(MINE, "i8", self.places[name]), dtype)
+            lengths[f"packed{number}"] = wide * (keys if load.by_key else 1), load.form.dtype
+        return cls(problem, tiles, keys, panels, packed, Workspace.of(lengths))
 
     def pitch(self, each: Weighed) -> int:
         """Elements from one row of sums to the next."""

@@ -1,9 +1,9 @@
 """What attention schedules have in common: addresses, packing, tiles of products, and rows of results."""
 
+from smelt.codegen.cpu.addresses import MINE, parameters
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.panels import PanelForm, packer
 from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.entry_points import MINE
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import BUFFERS, FALSE, TRUE, Builder, Term
@@ -19,8 +19,7 @@ class Part:
 
     def __init__(self, b: Builder, problem: AttentionProblem) -> None:
         self.b, self.problem, self.dtype = b, problem, problem.dtype
-        parameters = enumerate(problem.kernel.parameters)
-        self.buffers = {buffer.name: Array(b, b.load_pointer(number), buffer.dtype) for number, buffer in parameters}
+        self.buffers = parameters(b, problem.kernel)
 
     def start(self, access: Factor | Load, **further: Value) -> Array:
         """Where an access begins at this attention, and at further axes."""
@@ -35,15 +34,9 @@ class BlockPart(Part):
     def __init__(self, b: Builder, blocks: AttentionBlocks) -> None:
         super().__init__(b, blocks.problem)
         self.blocks, self.tiles = blocks, blocks.tiles
-        self.arrays = {name: blocks.array(b, name) for name in blocks.places}
-        tiles = {"scores": self.tiles.scores, "values": self.tiles.values}
-        self.helpers: dict[str, Function] = {
-            name: micro_kernel(tile, self.dtype, b.target) for name, tile in tiles.items()
-        }
-
-    def call(self, helper: str, *arguments: Array | Term) -> None:
-        values = [each.pointer if isinstance(each, Array) else each for each in arguments]
-        self.b.call(self.helpers[helper].name, *values)
+        self.arrays = blocks.workspace.arrays(b)
+        self.multiply_scores = micro_kernel(self.tiles.scores, self.dtype, b.target)
+        self.multiply_values = micro_kernel(self.tiles.values, self.dtype, b.target)
 
     def fill(self, array: str, count: Term, value: float = 0.0) -> None:
         start = self.b.const(self.arrays[array].kind, value, self.tiles.lanes)
@@ -57,32 +50,29 @@ class BlockPart(Part):
         point, step = (int(factor.index.stride(axis)) for axis in axes)
         return PanelForm(self.problem.dtype_of(factor), self.dtype, width, point, step)
 
-    def pack(self, form: PanelForm, source: Array, counts: tuple[Term, Term], to: Array) -> None:
-        """Panels of so many points and steps."""
-        helper = packer(form, self.b.target)
-        self.helpers[helper.name] = helper
-        points, steps = counts
-        self.call(helper.name, source, points, form.point, steps, form.step, to)
+    def pack(
+        self, form: PanelForm, access: Factor | Load, counts: tuple[Term, Term], to: Array, **further: Value
+    ) -> None:
+        """Panels of so many points and steps; `further` is where axes stand."""
+        (points, steps), source = counts, self.start(access, **further)
+        call(packer(form, self.b.target), source, points, form.point, steps, form.step, to)
 
     def pack_queries(self, query: Value, count: Term) -> None:
         name = self.problem.query.name
         for number, score in enumerate(self.problem.scores):
             form = self.form_of(score.query, (name, score.axis.name), self.tiles.queries)
-            source = self.start(score.query, **{name: query})
-            self.pack(form, source, (count, score.axis.size), self.arrays[f"queries{number}"])
+            self.pack(form, score.query, (count, score.axis.size), self.arrays[f"queries{number}"], **{name: query})
 
     def pack_keys(self, key: Value, count: Value) -> None:
         """A block of keys, and the values that their weights are for."""
         name, here = self.problem.key.name, {self.problem.key.name: key}
         for number, score in enumerate(self.problem.scores):
             form = self.form_of(score.key, (name, score.axis.name), self.tiles.scores.rows)
-            source = self.start(score.key, **here)
-            self.pack(form, source, (count, score.axis.size), self.arrays[f"keys{number}"])
+            self.pack(form, score.key, (count, score.axis.size), self.arrays[f"keys{number}"], **here)
         for number, each in enumerate(self.problem.sums):
             if each.over_keys:
                 form = self.form_of(each.sum.factor, (each.axis.name, name), self.tiles.values.cols)
-                source = self.start(each.sum.factor, **here)
-                self.pack(form, source, (each.axis.size, count), self.arrays[f"values{number}"])
+                self.pack(form, each.sum.factor, (each.axis.size, count), self.arrays[f"values{number}"], **here)
 
     # Products of a panel of queries, which begins at `query`, and a block of keys.
 
@@ -95,11 +85,11 @@ class BlockPart(Part):
             with b.loop(0, count, self.tiles.scores.rows) as row:
                 keys = self.arrays[f"keys{number}"].at(b.mul(row, depth))
                 scores = self.arrays[f"scores{number}"].at(b.mul(row, wide))
-                self.call("scores", keys, queries, depth, scores, wide, FALSE)
+                call(self.multiply_scores, keys, queries, depth, scores, wide, FALSE)
+        here = {problem.query.name: query, problem.key.name: key}
         for number, packed in enumerate(self.blocks.packed):
-            source = self.start(packed.load, **{problem.query.name: query, problem.key.name: key})
-            points = b.smin(b.sub(problem.queries, query), wide)
-            self.pack(packed.form, source, (points, count if packed.by_key else 1), self.arrays[f"packed{number}"])
+            counts = b.smin(b.sub(problem.queries, query), wide), count if packed.by_key else 1
+            self.pack(packed.form, packed.load, counts, self.arrays[f"packed{number}"], **here)
         b.call(f"{b.symbol}.weights", BUFFERS, MINE, self.outer, panel, query, key, count)
 
     def sum_keys(self, number: int, weights: Array, panel: Value, keys: Value, count: Value) -> None:
@@ -108,7 +98,13 @@ class BlockPart(Part):
         sums = self.arrays[f"sums{number}"].at(b.mul(panel, self.tiles.queries * pitch))
         with b.loop(0, pitch, self.tiles.values.cols) as column:
             values = self.arrays[f"values{number}"].at(b.mul(column, keys))
-            self.call("values", weights, values, count, sums.at(column), pitch, TRUE)
+            call(self.multiply_values, weights, values, count, sums.at(column), pitch, TRUE)
+
+
+def call(helper: Function, first: Array, *arguments: Array | Term) -> None:
+    """Call a function that kernels share, arrays by their addresses."""
+    values = [each.pointer if isinstance(each, Array) else each for each in arguments]
+    first.b.call_helper(helper, first.pointer, *values)
 
 
 def store_row(sums: Array, out: Array, step: int, width: int, lanes: int, share: Value | None = None) -> None:

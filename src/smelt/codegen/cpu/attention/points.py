@@ -55,8 +55,8 @@ class Points:
     ) -> None:
         across = replace(problem.kernel, rows=problem.outer, cols=(problem.key, problem.query))  # lanes are queries
         self.b, self.problem, self.panels, self.lanes = b, problem, panels, lanes
-        self.row = PointCode.of(b, across, problem.body, lanes)
-        self.row.at.axes |= positions(b, problem.outer, outer)
+        self.row = PointCode(b, across, problem.body, lanes)
+        self.row.axes |= positions(b, problem.outer, outer)
         self.row.begin_row([each.load for each, _ in panels])
 
     def write(self, lane: int, query: Value, key: Value, row: Value, values: dict[str, Value]) -> None:
@@ -68,7 +68,7 @@ class Points:
             return line.load_as(panel.dtype, lane, self.lanes)
 
         loads = {packed.load: partial(load, packed, panel) for packed, panel in self.panels}
-        self.row.at.axes[self.problem.key.name] = key
+        self.row.axes[self.problem.key.name] = key
         self.row.write(b.add(query, lane) if lane else query, self.lanes, values, packed=loads)
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.addresses import Workspace
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import vectors_of
 from smelt.codegen.cpu.products.problem import Problem, problem_of
@@ -20,7 +20,6 @@ from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
 from smelt.ir.loops import Value
@@ -83,10 +82,9 @@ class DirectPlan:
         return self.blocks * product(axis.size for axis in self.outer)
 
     @property
-    def places(self) -> tuple[dict[str, Size], Size]:
-        """Of a thread's arrays in its workspace, and how long that is."""
-        size = self.problem.dtype.itemsize
-        return laid_out({"image": self.image_size * size, "weights": (self.taps + self.width) * size})
+    def workspace(self) -> Workspace:
+        lengths = {"image": self.image_size, "weights": self.taps + self.width}
+        return Workspace.of({name: (length, self.problem.dtype) for name, length in lengths.items()})
 
 
 def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
@@ -178,14 +176,13 @@ def cycles(problem: Problem, target: Target) -> float:
     return outer * (products + copied + plan.down.outputs * width)
 
 
-def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
-    plan = direct_plan(problem, target)
+def write(code: KernelFunctions, problem: Problem) -> EntryCode:
+    plan, part = direct_plan(problem, code.target), code.begin()
     assert isinstance(plan, DirectPlan)
-    part = Builder(target, symbol, sizes)
     _Direct(part, plan).write()
+    code.add(part, "part", PART)
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
-    functions, entry = [part.function(f"{symbol}.part", PART)], Builder(target, symbol, sizes)
-    return entry_code(functions, part.helpers, entry, most, plan.extent, plan.places[1])
+    return code.end(most, plan.extent, plan.workspace.size)
 
 
 class _Direct:
@@ -193,9 +190,8 @@ class _Direct:
 
     def __init__(self, b: Builder, plan: DirectPlan) -> None:
         self.b, self.plan, self.dtype = b, plan, plan.problem.dtype
-        self.epilogues = [Epilogue.of(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
-        self.copied = Array(b, MINE, self.dtype)
-        self.weights = Array(b, b.element(MINE, "i8", plan.places[0]["weights"]), self.dtype)
+        self.epilogues = [Epilogue(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
+        self.copied, self.weights = (plan.workspace.array(b, name) for name in ("image", "weights"))
 
     def write(self) -> None:
         b, plan = self.b, self.plan
@@ -225,8 +221,7 @@ class _Direct:
 
     def _matrix(self, factor: Factor, offset: Size) -> Array:
         """Where a factor begins, at the axes outside of windows."""
-        pointer = self.epilogues[0].row.at.pointers[factor.buffer]
-        array = Array(self.b, pointer, self.plan.problem.kernel.buffer(factor.buffer).dtype)
+        array = self.epilogues[0].at.arrays[factor.buffer]
         return array.at_index(replace(factor.index, offset=offset), self.outer)
 
     def _copy_image(self, top: Value, rows: Value) -> None:
@@ -303,7 +298,7 @@ class _Direct:
             for number, epilogue in enumerate(self.epilogues):
                 if plan.down.output:
                     epilogue.axes[plan.down.output] = b.add(b.add(top, row), number)
-                epilogue.row.begin_row()
+                epilogue.begin_row()
             held = self._held_weights()
             line = self.copied.at(b.mul(row, plan.down.step * plan.line))
 
@@ -312,7 +307,7 @@ class _Direct:
                     while len(sums) > 1:
                         pairs = zip(sums[::2], sums[1::2], strict=True)
                         sums = [b.permute(low, range(2 * low.lanes), high) for low, high in pairs]
-                    epilogue.write(column, sums[0], mask)
+                    epilogue.write_sums(column, sums[0], mask)
 
             width = plan.along.outputs
             self.epilogues[0].write_row(b.const("i64", width), width % plan.lanes, point, least=width, masks=True)

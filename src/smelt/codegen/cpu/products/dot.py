@@ -7,8 +7,6 @@ The right factor is read once, in place. The left factor is copied first, 4 rows
 it whatever its strides are, and its rows do not compete with each other or with the right factor for cache sets.
 """
 
-from collections.abc import Iterator
-
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.micro_kernel import products_added, vectors_of
@@ -102,7 +100,7 @@ def _blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlock
     return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedBlock) -> Iterator[Function]:
+def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedBlock) -> None:
     problem = blocks.problem
     with b.when(block.fresh):
         _pack_left(b, problem, tile, block)
@@ -112,8 +110,7 @@ def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedB
         dots = _Dots(b.target, problem, tile, depth % tile.lanes, adds=first > 0)
         left, right = block.packed.at(first * tile.rows).pointer, block.right.at(first).pointer
         sizes = (block.sums.pointer, blocks.pitch, block.rows, block.cols, depth)
-        b.call(dots.name, left, steep, right, apart, *sizes)
-        yield dots.write()
+        b.call_helper(dots.write(), left, steep, right, apart, *sizes)
 
 
 SCHEDULE = StreamedSchedule(_why_no_tile, _tile_of, _tiles_cost, 0.5, _blocks_of, _compute)

@@ -110,7 +110,7 @@ def _blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBloc
     return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> list[Function]:
+def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> None:
     problem = blocks.problem
     along = known_equal(problem.k[0].left, 1)
     packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, b.target)
@@ -118,10 +118,9 @@ def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: Streamed
     left, right, packed, sums = (each.pointer for each in (block.left, block.right, block.packed, block.sums))
     with b.when(block.fresh):
         apart = problem.m[0].left if problem.m else 0
-        b.call(packer.name, left, apart, problem.k[0].left, packed, block.rows, problem.depth)
+        b.call_helper(packer, left, apart, problem.k[0].left, packed, block.rows, problem.depth)
     sizes = (block.rows, block.cols, problem.depth)
-    b.call(rows.name, packed, right, problem.k[0].right, sums, blocks.pitch, *sizes)
-    return [rows, packer]
+    b.call_helper(rows, packed, right, problem.k[0].right, sums, blocks.pitch, *sizes)
 
 
 SCHEDULE = StreamedSchedule(_why_no_tile, _tile_of, _tiles_cost, 1, _blocks_of, _compute)
