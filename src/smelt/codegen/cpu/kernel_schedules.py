@@ -25,10 +25,6 @@ from smelt.symbolic.symsize import greater
 Limit = tuple[tuple[Size, str, int], ...]  # comparisons of dynamic sizes: at least one must hold
 
 
-def _nothing(problem: Any, target: Target) -> tuple[Limit, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A way to compute a problem. `cycles` are those of the example, `needs` what it must be given at a launch."""
@@ -38,7 +34,7 @@ class Schedule:
     why_not: Callable[[Any, Target], str | None]
     cycles: Callable[[Any, Target], float]
     write: Callable[[KernelFunctions, Any], EntryCode]
-    needs: Callable[[Any, Target], tuple[Limit, ...]] = _nothing
+    needs: Callable[[Any, Target], tuple[Limit, ...]] = lambda problem, target: ()
 
     @property
     def row(self) -> Row:
@@ -89,10 +85,6 @@ class Scheduled:
         )
 
 
-def _no_limits(problem: Any, best: Schedule, target: Target) -> tuple[Limit, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class ProblemKind:
     """Kernels that are read as one kind of problem. `limits`: beyond them the schedule that is best in the example may
@@ -103,7 +95,7 @@ class ProblemKind:
     problem_of: Callable[[Kernel], Any]
     schedules: tuple[Schedule, ...]
     fallback: Schedule | None = None
-    limits: Callable[[Any, Schedule, Target], Iterable[Limit]] = _no_limits
+    limits: Callable[[Any, Schedule, Target], Iterable[Limit]] = lambda problem, best, target: ()
 
     def why_not(self, kernel: Kernel, target: Target) -> str | None:
         """Why there is no code for a kernel; None if there is."""

@@ -387,7 +387,7 @@ class LoopNest:
         """Which lanes of the last vector were not seen before: the last `fresh` ones."""
         if is_symsize(fresh):
             return self.b.icmp("sge", self.b.iota("i64", range(self.at.lanes)), self.at.lanes - fresh)
-        return self.b.flags([lane >= self.at.lanes - fresh for lane in range(self.at.lanes)])
+        return self.b.last_lanes(fresh, self.at.lanes)
 
     def _point(self, inside: list[Instruction], name: str, column: Value, started: list[LoopReduction]) -> None:
         """The body once, at `column` and the lanes after it."""

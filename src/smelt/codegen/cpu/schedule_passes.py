@@ -62,21 +62,11 @@ _FETCH_LEAST, _FETCH_MOST = 256, 4096
 _TILE_BYTES_AHEAD = 1536
 
 
-def _forward_scans(plan: LoopSchedule, target: Target) -> LoopSchedule:
-    return replace(plan, kernel=forward_scans(plan.kernel))
-
-
-def _drop_unit_axes(plan: LoopSchedule, target: Target) -> LoopSchedule:
-    return replace(plan, kernel=without_unit_axes(plan.kernel))
-
-
-def _reduce_rows_first(plan: LoopSchedule, target: Target) -> LoopSchedule:
-    return replace(plan, kernel=reduce_rows_first(plan.kernel))
-
-
 def _order_axes(plan: LoopSchedule, target: Target) -> LoopSchedule:
-    kernel = flattened(plan.kernel) if is_pointwise(plan.kernel) else in_blocks(ordered(plan.kernel))
-    return replace(plan, kernel=kernel)
+    """Scans run forward, there are no axes of one point, a reduction over cols and rows is two, and the other axes are
+    merged with their neighbours, in the order memory is written."""
+    kernel = reduce_rows_first(without_unit_axes(forward_scans(plan.kernel)))
+    return replace(plan, kernel=flattened(kernel) if is_pointwise(kernel) else in_blocks(ordered(kernel)))
 
 
 def _independent_rows(plan: LoopSchedule, target: Target) -> LoopSchedule:
@@ -224,10 +214,7 @@ def _nontemporal_stores(plan: LoopSchedule, target: Target) -> LoopSchedule:
 KERNEL, PLAN = "kernel", "schedule"
 
 SCHEDULE = (
-    Row("forward scans", KERNEL, PLAN, _forward_scans, "first: every later row sees scans that run one way only"),
-    Row("drop unit axes", PLAN, PLAN, _drop_unit_axes, "before axes are ordered: what has one point has no order"),
-    Row("fold rows first", PLAN, PLAN, _reduce_rows_first, "before axes merge: a fold over cols and rows becomes two"),
-    Row("order axes", PLAN, PLAN, _order_axes, "once folds are apart: as memory is written, neighbours merged"),
+    Row("order axes", KERNEL, PLAN, _order_axes, "first: kernels that compute the same have one form from here on"),
     Row("independent rows", PLAN, PLAN, _independent_rows, "before rows are paired: pairs share what is not theirs"),
     Row("pair rows", PLAN, PLAN, _pair_rows, "after row order is fixed: it halves the last axis", BudgetUse.ONE),
     Row("online softmax", PLAN, PLAN, _online_softmax, "after pairing, which makes two maxima of one", BudgetUse.ONE),

@@ -161,6 +161,10 @@ class Builder:
         """A mask that is known."""
         return Value("", "i1", len(lanes), 0, tuple(lanes))
 
+    def last_lanes(self, count: int, lanes: int) -> Value:
+        """A mask of the last `count` lanes: those of a last vector that the one before it does not overlap."""
+        return self.flags([lane >= lanes - count for lane in range(lanes)])
+
     def lift(self, *terms: Term) -> list[Value]:
         """All terms as values of one kind and as many lanes as the widest."""
         values = [term for term in terms if isinstance(term, Value)]

@@ -132,7 +132,7 @@ def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, 
     if len(ks) > 2 or any(not image.index.stride(axis.name) for axis in ks):
         return None
     free = [axis for axis in kernel.rows if axis.name not in weights.index.axes]
-    bounded = {name: {each for at, _ in image.bounds if name in at.axes for each in at.axes} for name in _names(ks)}
+    bounded = {k.name: {each for at, _ in image.bounds if k.name in at.axes for each in at.axes} for k in ks}
     along_k = next((k for k in ks if across.name in bounded[k.name]), None)
     loose = [k for k in ks if bounded[k.name] <= {k.name} and k is not along_k]
     if along_k is None and loose:
@@ -155,10 +155,6 @@ def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, 
     if seen + always != len(image.bounds):
         return None
     return down, along
-
-
-def _names(axes: list[Axis]) -> set[str]:
-    return {axis.name for axis in axes}
 
 
 def why_not(problem: Problem, target: Target) -> str | None:

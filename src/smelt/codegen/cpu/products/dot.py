@@ -140,14 +140,10 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
             for number, line in enumerate(lines):
                 to.store(vector(line, column), number * lanes)
         if whole < problem.depth:
-            to, fresh = place.at(whole * tile.rows), _fresh_lanes(b, problem.depth % lanes, lanes)
+            to, fresh = place.at(whole * tile.rows), b.last_lanes(problem.depth % lanes, lanes)
             for number, line in enumerate(lines):
                 last = vector(line, b.const("i64", problem.depth - lanes))
                 to.store(b.select(fresh, last, 0.0), number * lanes)
-
-
-def _fresh_lanes(b: Builder, count: int, lanes: int) -> Value:
-    return b.flags([lane >= lanes - count for lane in range(lanes)])
 
 
 # The sums.
@@ -205,7 +201,7 @@ class _Dots:
         if not self.rest:
             return sums
         # A last vector that overlaps the previous one: elements seen before are zero in both factors.
-        fresh = _fresh_lanes(b, self.rest, tile.lanes)
+        fresh = b.last_lanes(self.rest, tile.lanes)
         last = [b.select(fresh, self._right(line, b.sub(_STEPS, tile.lanes)), 0.0) for line in lines]
         return products_added(b, self._left(panel, b.and_(_STEPS, -tile.lanes)), last, sums)
 

@@ -78,7 +78,7 @@ class Epilogue(PointCode):
             with b.loop(whole, width, guard=True) as column:
                 point(column, 1, None)
         elif rest is not None:
-            point(b.sub(width, lanes), lanes, b.flags([lane >= lanes - rest for lane in range(lanes)]))
+            point(b.sub(width, lanes), lanes, b.last_lanes(rest, lanes))
         else:
             more = b.and_(width, lanes - 1)
             with b.when(b.icmp("ne", more, 0)):
