@@ -15,9 +15,9 @@ from functools import partial
 from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.part import BlockPart, call, store_row
-from smelt.codegen.cpu.attention.points import side_by_side
+from smelt.codegen.cpu.attention.points import Points, side_by_side
 from smelt.codegen.cpu.attention.problem import AttentionProblem, RowProduct, Weighed
-from smelt.codegen.cpu.attention.softmax import WHERE, points_of
+from smelt.codegen.cpu.attention.softmax import OUTER, WHERE
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel_of_rows
 from smelt.codegen.generator import EntryCode
@@ -93,11 +93,11 @@ class _Part(BlockPart):
     def _pack_rows(self, number: int, each: Weighed) -> None:
         """What queries bring to be weighed: panels of columns, and zeros for queries that are not there."""
         b, columns, lanes, rows = self.b, self.tiles.values.cols, self.tiles.lanes, self.blocks.rows
-        form = self.form_of(each.sum.factor, (each.axis.name, self.problem.query.name), columns)
-        width = int(each.axis.size)
+        width, axes = int(each.axis.size), (each.axis.name, self.problem.query.name)
         with b.loop(0, width, columns) as column:
             to, points = self.arrays[f"values{number}"].at(b.mul(column, rows)), b.smin(b.sub(width, column), columns)
-            self.pack(form, each.sum.factor, (points, self.problem.queries), to, **{each.axis.name: column})
+            counts = points, self.problem.queries
+            self.pack(each.sum.factor, axes, columns, counts, to, **{each.axis.name: column})
             for place in range(self.problem.queries * columns, rows * columns, lanes):
                 to.store(to.zero(lanes), place)
 
@@ -108,8 +108,8 @@ class _Part(BlockPart):
         with b.loop(0, self.problem.queries, wide) as query:
             points = b.smin(b.sub(self.problem.queries, query), wide)
             for factor, side in zip(product.contract.factors, sides, strict=True):
-                form = self.form_of(factor, (name, product.axis.name), wide)
-                self.pack(form, factor, (points, product.axis.size), side, **{name: query})
+                counts = points, int(product.axis.size)
+                self.pack(factor, (name, product.axis.name), wide, counts, side, **{name: query})
             places = range(0, wide, lanes)
             loop = b.begin(0, product.axis.size, 1, [out.zero(lanes)] * len(places))
             start, totals = b.mul(loop.index, wide), []
@@ -167,7 +167,7 @@ def _write_weights(b: Builder, blocks: AttentionBlocks) -> None:
     _, _, query, key, keys = WHERE
     scores = [blocks.workspace.array(b, f"scores{number}") for number in range(len(problem.scores))]
     products = [blocks.workspace.array(b, f"products{number}") for number in range(len(problem.products))]
-    points, totals = points_of(b, blocks), [each.at(query) for each in products]
+    points, totals = Points(b, blocks, OUTER), [each.at(query) for each in products]
     b.open_loop()
     with b.loop(0, keys) as row:
         here, start = b.add(key, row), b.mul(row, wide)

@@ -22,7 +22,7 @@ from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.cpu.products.tile_shape import vector_lanes
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops import reductions
-from smelt.codegen.loops.arrays import Array, positions
+from smelt.codegen.loops.arrays import Array, positions, spans
 from smelt.codegen.loops.builder import BUFFERS, Builder, param
 from smelt.codegen.loops.math import OF_NEGATIVE
 from smelt.device import Target
@@ -107,11 +107,10 @@ class _Part(Part):
         with b.loop(*PART[2:4], guard=True) as outer:
             self.axes = positions(b, self.problem.outer, outer)
             self._copy_queries()
-            keys, whole = self.start(self.score.key), self.keys // _AT_ONCE * _AT_ONCE
-            for first, last, count in ((0, whole, _AT_ONCE), (whole, self.keys, 1)):
-                if first < last:
-                    with b.loop(first, last, count) as key:
-                        self._scores(keys, key, count)
+            keys = self.start(self.score.key)
+            for first, last, count in spans(self.keys, _AT_ONCE):
+                with b.loop(first, last, count) as key:
+                    self._scores(keys, key, count)
             b.call(f"{b.symbol}.weights", BUFFERS, MINE, outer)
             self._sums()
             b.call(f"{b.symbol}.finish", BUFFERS, MINE, outer, 0, len(self.queries))
@@ -216,12 +215,10 @@ class _Weights:
         self.row.axes[self.problem.query.name] = b.const("i64", query)
         self.row.begin_row()
         top, total = b.const(scores.kind, -math.inf), scores.zero()
-        whole = keys // self.wide * self.wide
-        spans = [span for span in ((0, whole, self.wide), (whole, keys, 1)) if span[0] < span[1]]
-        for span in spans:
+        for span in spans(keys, self.wide):
             top = b.maximum(top, self._largest(scores, span))
         safe = b.select(b.fcmp("oeq", top, -math.inf), scores.zero(), top)
-        for span in spans:
+        for span in spans(keys, self.wide):
             total = b.fadd(total, self._powers(scores, span, safe))
         arrays["tops"].store(top, query)
         arrays["totals"].store(total, query)

@@ -1,11 +1,13 @@
 """What attention schedules have in common: addresses, packing, tiles of products, and rows of results."""
 
+from collections.abc import Sequence
+
 from smelt.codegen.cpu.addresses import MINE, parameters
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
-from smelt.codegen.cpu.attention.panels import PanelForm, packer
 from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel
-from smelt.codegen.loops.arrays import Array
+from smelt.codegen.cpu.products.panel_copies import pack_matrix
+from smelt.codegen.loops.arrays import Array, spans
 from smelt.codegen.loops.builder import BUFFERS, FALSE, TRUE, Builder, Term
 from smelt.codegen.loops.scalars import cast
 from smelt.ir.kernel import Factor, Load
@@ -45,34 +47,30 @@ class BlockPart(Part):
 
     # Packing.
 
-    def form_of(self, factor: Factor, axes: tuple[str, str], width: int) -> PanelForm:
-        """Of panels of `width`; `axes` are that of points and that of steps."""
-        point, step = (int(factor.index.stride(axis)) for axis in axes)
-        return PanelForm(self.problem.dtype_of(factor), self.dtype, width, point, step)
-
     def pack(
-        self, form: PanelForm, access: Factor | Load, counts: tuple[Term, Term], to: Array, **further: Value
-    ) -> None:
-        """Panels of so many points and steps; `further` is where axes stand."""
-        (points, steps), source = counts, self.start(access, **further)
-        call(packer(form, self.b.target), source, points, form.point, steps, form.step, to)
+        self, access: Factor | Load, axes: Sequence[str], width: int, counts: tuple[Term, Term], to: Array,
+        **further: Value,
+    ) -> None:  # fmt: skip
+        """Panels of `width`, of so many points and steps, along an axis each; `further` is where axes stand."""
+        point, step = (access.index.stride(axis) for axis in axes)
+        pack_matrix(self.start(access, **further), (point, step), counts, to, width)
 
     def pack_queries(self, query: Value, count: Term) -> None:
         name = self.problem.query.name
         for number, score in enumerate(self.problem.scores):
-            form = self.form_of(score.query, (name, score.axis.name), self.tiles.queries)
-            self.pack(form, score.query, (count, score.axis.size), self.arrays[f"queries{number}"], **{name: query})
+            axes, to = (name, score.axis.name), self.arrays[f"queries{number}"]
+            self.pack(score.query, axes, self.tiles.queries, (count, score.axis.size), to, **{name: query})
 
     def pack_keys(self, key: Value, count: Value) -> None:
         """A block of keys, and the values that their weights are for."""
         name, here = self.problem.key.name, {self.problem.key.name: key}
         for number, score in enumerate(self.problem.scores):
-            form = self.form_of(score.key, (name, score.axis.name), self.tiles.scores.rows)
-            self.pack(form, score.key, (count, score.axis.size), self.arrays[f"keys{number}"], **here)
+            axes, to = (name, score.axis.name), self.arrays[f"keys{number}"]
+            self.pack(score.key, axes, self.tiles.scores.rows, (count, score.axis.size), to, **here)
         for number, each in enumerate(self.problem.sums):
             if each.over_keys:
-                form = self.form_of(each.sum.factor, (each.axis.name, name), self.tiles.values.cols)
-                self.pack(form, each.sum.factor, (each.axis.size, count), self.arrays[f"values{number}"], **here)
+                axes, to = (each.axis.name, name), self.arrays[f"values{number}"]
+                self.pack(each.sum.factor, axes, self.tiles.values.cols, (each.axis.size, count), to, **here)
 
     # Products of a panel of queries, which begins at `query`, and a block of keys.
 
@@ -87,9 +85,9 @@ class BlockPart(Part):
                 scores = self.arrays[f"scores{number}"].at(b.mul(row, wide))
                 call(self.multiply_scores, keys, queries, depth, scores, wide, FALSE)
         here = {problem.query.name: query, problem.key.name: key}
-        for number, packed in enumerate(self.blocks.packed):
-            counts = b.smin(b.sub(problem.queries, query), wide), count if packed.by_key else 1
-            self.pack(packed.form, packed.load, counts, self.arrays[f"packed{number}"], **here)
+        for number, load in enumerate(problem.packed):
+            counts = b.smin(b.sub(problem.queries, query), wide), count if problem.key.name in load.index.axes else 1
+            self.pack(load, list(here), wide, counts, self.arrays[f"packed{number}"], **here)
         b.call(f"{b.symbol}.weights", BUFFERS, MINE, self.outer, panel, query, key, count)
 
     def sum_keys(self, number: int, weights: Array, panel: Value, keys: Value, count: Value) -> None:
@@ -110,10 +108,8 @@ def call(helper: Function, first: Array, *arguments: Array | Term) -> None:
 def store_row(sums: Array, out: Array, step: int, width: int, lanes: int, share: Value | None = None) -> None:
     """A row of sums as results that are `step` elements apart, each multiplied by `share`."""
     b = sums.b
-    whole = width // lanes * lanes if step == 1 else 0
-    for first, last, wide in ((0, whole, lanes), (whole, width, 1)):
-        if first < last:
-            with b.loop(first, last, wide) as place:
-                total = sums.load(place, wide)
-                total = total if share is None else b.fmul(total, share)
-                out.store(cast(b, total, sums.dtype, out.dtype), b.mul(place, step) if wide == 1 else place)
+    for first, last, wide in spans(width, lanes if step == 1 else 1):
+        with b.loop(first, last, wide) as place:
+            total = sums.load(place, wide)
+            total = total if share is None else b.fmul(total, share)
+            out.store(cast(b, total, sums.dtype, out.dtype), b.mul(place, step) if wide == 1 else place)

@@ -22,12 +22,6 @@ WHERE = OUTER, _PANEL, _QUERY, _KEY, _KEYS = params("i64 outer, i64 panel, i64 q
 _CHUNK = 32  # keys whose weights are summed before they are added to the others
 
 
-def points_of(b: Builder, blocks: AttentionBlocks) -> Points:
-    """The operations on scores in a function that is given `WHERE`."""
-    panels = [(packed, blocks.workspace.array(b, f"packed{number}")) for number, packed in enumerate(blocks.packed)]
-    return Points(b, blocks.problem, panels, blocks.tiles.lanes, OUTER)
-
-
 def write_weights(code: KernelFunctions, blocks: AttentionBlocks) -> None:
     """The function of one kernel that does it."""
     b = code.begin()
@@ -43,7 +37,7 @@ class _Weights:
     def write(self) -> None:
         b, softmax, lanes = self.b, self.blocks.problem.softmax, self.lanes
         assert softmax is not None
-        points = points_of(b, self.blocks)
+        points = Points(b, self.blocks, OUTER)
         first = b.mul(_PANEL, self.width)
         names = "scores0", "tops", "totals", "scales"
         self.scores, tops, totals, scales = (self.blocks.workspace.array(b, name) for name in names)

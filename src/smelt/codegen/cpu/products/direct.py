@@ -18,7 +18,7 @@ from smelt.codegen.cpu.products.problem import Problem, problem_of
 from smelt.codegen.cpu.products.windows import Window, start, window_of
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.loops.arrays import Array, positions
+from smelt.codegen.loops.arrays import Array, positions, spans
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
@@ -36,7 +36,7 @@ _GRAIN = 1 << 16  # multiplications that are worth a thread
 
 
 @dataclass(frozen=True, slots=True)
-class DirectPlan:
+class DirectConvolution:
     """What moves how: `down` and `along` are the windows of the image, `outer` every other axis of the result."""
 
     problem: Problem
@@ -87,7 +87,7 @@ class DirectPlan:
         return Workspace.of({name: (length, self.problem.dtype) for name, length in lengths.items()})
 
 
-def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
+def direct_convolution(problem: Problem, target: Target) -> DirectConvolution | str:
     """How a product is computed directly, or why not."""
     kernel, contract = problem.kernel, problem.contract
     if not kernel.cols or problem.dtype not in (torch.float32, torch.float64):
@@ -116,7 +116,7 @@ def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
     rows = 2 if down.outputs > 1 and idempotent(problem.epilogue) else 1
     while rows > 1 and rows * max(1, lanes // width) * problem.depth > _WRITTEN:
         rows //= 2
-    plan = DirectPlan(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
+    plan = DirectConvolution(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
     most = _IMAGE_BYTES // problem.dtype.itemsize
     while plan.image_size > most and plan.block > rows:
         plan = replace(plan, block=max(rows, plan.block // 2))
@@ -158,13 +158,13 @@ def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, 
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
-    plan = direct_plan(problem, target)
+    plan = direct_convolution(problem, target)
     return plan if isinstance(plan, str) else None
 
 
 def cycles(problem: Problem, target: Target) -> float:
-    plan = direct_plan(problem, target)
-    assert isinstance(plan, DirectPlan)
+    plan = direct_convolution(problem, target)
+    assert isinstance(plan, DirectConvolution)
     outer = hint(plan.extent) / plan.blocks
     width = -(-plan.along.outputs // plan.lanes) * plan.lanes
     products = plan.down.outputs * width * plan.taps / (2 * plan.width) * (1.2 if plan.rows > 1 else 1.8)
@@ -173,8 +173,8 @@ def cycles(problem: Problem, target: Target) -> float:
 
 
 def write(code: KernelFunctions, problem: Problem) -> EntryCode:
-    plan, part = direct_plan(problem, code.target), code.begin()
-    assert isinstance(plan, DirectPlan)
+    plan, part = direct_convolution(problem, code.target), code.begin()
+    assert isinstance(plan, DirectConvolution)
     _Direct(part, plan).write()
     code.add(part, "part", PART)
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
@@ -184,7 +184,7 @@ def write(code: KernelFunctions, problem: Problem) -> EntryCode:
 class _Direct:
     """The part that a thread runs, being written, with an epilogue for each row at a time."""
 
-    def __init__(self, b: Builder, plan: DirectPlan) -> None:
+    def __init__(self, b: Builder, plan: DirectConvolution) -> None:
         self.b, self.plan, self.dtype = b, plan, plan.problem.dtype
         self.epilogues = [Epilogue(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
         self.copied, self.weights = (plan.workspace.array(b, name) for name in ("image", "weights"))
@@ -210,9 +210,8 @@ class _Direct:
 
     def _fill(self, array: Array, size: int) -> None:
         """Zeros."""
-        whole = size // self.plan.width * self.plan.width
-        for first, last, lanes in ((0, whole, self.plan.width), (whole, size, 1)):
-            with self.b.loop(first, last, lanes, guard=True) as place:
+        for first, last, lanes in spans(size, self.plan.width):
+            with self.b.loop(first, last, lanes) as place:
                 array.store(array.zero(lanes), place)
 
     def _matrix(self, factor: Factor, offset: Size) -> Array:

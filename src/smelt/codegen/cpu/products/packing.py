@@ -183,7 +183,7 @@ class _Packer(PackerFrame):
         self.begin = b.mul(self.panel.index, self.width)  # the panel's first point
         self.xs = self.all_xs.at(self.begin)
         self.to = self.panels.at(b.mul(self.begin, self.steps))
-        self.copy = PanelCopy(self.to, self.width, self.chunk.index, self.stop)
+        self.copy = PanelCopy(self.to, self.width, self.width, self.chunk.index, self.stop)
 
     def end(self) -> Function:
         self.panel.end()
