@@ -13,7 +13,6 @@ from smelt.codegen.cpu.attention.plan import ATTENTION
 from smelt.codegen.cpu.kernel_schedules import Schedule, Scheduled
 from smelt.codegen.cpu.online_loops import write
 from smelt.codegen.cpu.products.plan import PRODUCTS
-from smelt.codegen.cpu.schedule import LoopSchedule
 from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
 from smelt.codegen.cpu.shared_bodies import MODULE, member
 from smelt.codegen.cpu.shared_bodies import shared as share
@@ -46,14 +45,8 @@ def schedule(
     for kind in KINDS:
         if kind.takes(kernel):
             return kind.plan(kernel, target)
-    return _by_loops(plan(kernel, target, budget, check=check, of=of))
-
-
-def _by_loops(loops: LoopSchedule) -> Scheduled:
-    """With the loops for shorter extents, if any."""
-    limits = tuple(((size, "sge", least),) for size, least in loops.needs)
-    fallback = None if loops.fallback is None else _by_loops(loops.fallback)
-    return Scheduled(loops.kernel, loops, LOOPS, limits, fallback)
+    loops = plan(kernel, target, budget, check=check, of=of)
+    return Scheduled(loops.kernel, loops, LOOPS)
 
 
 def emit(symbol: str, plan: Scheduled, target: Target, *, aligned: bool = True) -> EntryCode:

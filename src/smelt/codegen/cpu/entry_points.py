@@ -37,20 +37,21 @@ class KernelFunctions:
     functions: list[Function] = field(default_factory=list)
     helpers: dict[str, Function] = field(default_factory=dict)
 
-    def begin(self) -> Builder:
-        """One more function."""
-        return Builder(self.target, self.symbol, self.sizes, self.helpers)
+    def begin(self, symbol: str = "") -> Builder:
+        """One more function, whose tables have the name `symbol`."""
+        return Builder(self.target, symbol or self.symbol, self.sizes, self.helpers)
 
     def add(self, b: Builder, name: str, params: tuple[Value, ...]) -> None:
         self.functions.append(b.function(f"{self.symbol}.{name}", params))
 
     def end(
-        self, most: Term, units: Term, workspace: Size, *, b: Builder | None = None, finish: bool = False
-    ) -> EntryCode:
-        """With the entry, which `b` has begun: at most `most` threads run parts of the units, each with its own
+        self, most: Term, units: Term, workspace: Size, *, b: Builder | None = None, part: Value | None = None,
+        finish: bool = False,
+    ) -> EntryCode:  # fmt: skip
+        """With the entry, which `b` has begun: at most `most` threads run the `part`s of the units, each with its own
         workspace; then `finish`, if any, is given the number of parts."""
         b = b or self.begin()
-        part = Value(f"@{self.symbol}.part", "ptr")
+        part = part or Value(f"@{self.symbol}.part", "ptr")
         chunks = b.call(PARALLEL_FOR, part, BUFFERS, WORKSPACE, THREADS, most, units, workspace, result="i64")
         if finish:
             b.call(f"{self.symbol}.finish", BUFFERS, WORKSPACE, chunks)

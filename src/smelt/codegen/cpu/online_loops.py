@@ -8,6 +8,7 @@ Blocks in which everything is -inf are relative to the lowest finite number, so 
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 
@@ -20,11 +21,11 @@ from smelt.codegen.cpu.schedule import LoopSchedule, Split
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.arrays import Array
-from smelt.codegen.loops.builder import BUFFERS, param
+from smelt.codegen.loops.builder import BUFFERS, TRUE, param
 from smelt.codegen.loops.math import FLOAT64, OF_NEGATIVE
 from smelt.ir.kernel import Axis, Stage
 from smelt.ir.loops import Value
-from smelt.symbolic.symsize import lesser
+from smelt.symbolic.symsize import greater, lesser
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -136,13 +137,36 @@ class OnlineNest(LoopNest):
 
 
 def write(code: KernelFunctions, loops: LoopSchedule) -> EntryCode:
-    """The functions of a kernel that is computed by loops."""
-    workspace, part = Workspace.of_loops(loops), code.begin()
-    (OnlineNest if loops.online else LoopNest).of(part, loops, workspace).write()
-    code.add(part, "part", PART)
+    """The functions of a kernel that is computed by loops; the entry launches the first part whose extents are long
+    enough."""
+    variants = [loops]
+    while (fallback := variants[-1].fallback) is not None:
+        variants.append(fallback)
+    names = [code.symbol, *(f"{code.symbol}.variant{number}" for number in range(1, len(variants)))]
+    workspaces = [Workspace.of_loops(each) for each in variants]
+    size = reduce(greater, [each.size for each in workspaces])
+    for name, each, workspace in zip(names, variants, workspaces, strict=True):
+        b = code.begin(name)
+        (OnlineNest if each.online else LoopNest).of(b, each, workspace).write()
+        code.functions.append(b.function(f"{name}.part", PART))
     combines = loops.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(loops.accumulators)
     if combines:
         finish, chunks = code.begin(), param("chunks")
-        LoopNest.of(finish, loops, workspace).finish((chunks, workspace.size))
+        LoopNest.of(finish, loops, workspaces[0]).finish((chunks, size))
         code.add(finish, "finish", (BUFFERS, MINE, chunks))
-    return code.end(lesser(loops.threads, loops.extent), loops.extent, workspace.size, finish=combines)
+    entry = code.begin()
+
+    def launched(place: int) -> list[Value]:
+        """The part, the maximum number of threads, and what they share out."""
+        each = variants[place]
+        most = entry.const("i64", lesser(each.threads, each.extent))
+        return [Value(f"@{names[place]}.part", "ptr"), most, entry.const("i64", each.extent)]
+
+    launch = launched(len(variants) - 1)
+    for place in reversed(range(len(variants) - 1)):
+        fits = TRUE
+        for extent, least in variants[place].needs:
+            fits = entry.and_(fits, entry.icmp("sge", entry.const("i64", extent), least))
+        launch = [entry.select(fits, one, other) for one, other in zip(launched(place), launch, strict=True)]
+    part, most, units = launch
+    return code.end(most, units, size, b=entry, part=part, finish=combines)
