@@ -56,9 +56,9 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
         for value, start in zip(members.values, starts, strict=True)
     ]
     code, b.prologue, b.body = [*b.prologue, *b.body], [], []
-    block = b.launched_block()
+    block = b.convert("zext", b.id("block"), "i64")
     params: list[Value] = []
-    if b.reads_parameters:
+    if b.is_vulkan:
         # As branches, these would be too many for some devices.
         firsts = [b.const("i64", member * members.buffers) for member in range(len(of_each))]
         values = [firsts[0], *of_each[0]]
@@ -76,8 +76,8 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
     b.body.append(Compute(_OWN, "sub", (block, names[-1])))
     b.body += code
     function = b.grid_function()
-    function.params = () if b.reads_parameters else (*params, WORKSPACE)
-    function.parameters = len(of_each) * members.buffers + 1 if b.reads_parameters else 0  # the workspace, too
+    function.params = () if b.is_vulkan else (*params, WORKSPACE)
+    function.parameters = len(of_each) * members.buffers + 1 if b.is_vulkan else 0  # the workspace, too
     return function
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
 from smelt.codegen.gpu.spirv.print_spirv import print_grids
-from smelt.codegen.gpu.spirv.thread import Spirv
 from smelt.codegen.llvm.compile import Built
 from smelt.device import KernelModule, Target
 from smelt.ir.loops import Module
@@ -41,7 +40,6 @@ def spirv_module(module: Module) -> KernelModule:
 class SpirvGenerator(CompiledByChip, GpuGenerator):
     """For Vulkan and other chips that take SPIR-V."""
 
-    builder = Spirv
     form = staticmethod(spirv_module)
 
     def assemble(self, module: Module, target: Target) -> str:
