@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.codegen.gpu.spirv.print_spirv import PUSHED, print_grids
-from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
+from smelt.codegen.chip_generator import SpirvGenerator, spirv_module
 from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.spirv.print_spirv import PUSHED, print_grids
 from smelt.codegen.loops.builder import Builder, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Grid, Launch

@@ -1,12 +1,13 @@
-"""Code generators for GPUs: two lowerings of the same schedules.
+"""Code generators for GPUs: one way to write a kernel's grids, and what becomes of their modules.
 
     CudaGenerator    PTX, for NVIDIA's GPUs
     HostGenerator    machine code of this processor, in which a warp is a vector
+
+`codegen.chip_generator` has one for chips that take SPIR-V.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
@@ -18,7 +19,7 @@ from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import SCHEDULES, Along, GridPlan, PhasePlan, plan, uses_wide_positions
-from smelt.codegen.gpu.host import shared_apart, warp_function
+from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.products.product_body import ProductBody
@@ -34,7 +35,7 @@ from smelt.codegen.llvm.print_llvm import print_function
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.kernel import AnyKernel, Kernel
+from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
 from smelt.ir.products.library_call import LibraryCall
@@ -48,14 +49,9 @@ _MANY_THREADS = 512  # of a block: larger ones have few registers for each
 
 
 class GpuGenerator(Generator):
-    """What both lowerings share."""
+    """From kernels to grids in the loop form, for all GPUs."""
 
     TABLES: Mapping[str, Sequence[Row]] = {"each kernel": SCHEDULES}
-    builder: type[Simt] = Simt
-
-    def lower(self, b: Simt, function: Function) -> Function:
-        """What the target runs, of the function of a thread that `b` wrote."""
-        return function
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size, target.cluster_blocks)
@@ -66,7 +62,7 @@ class GpuGenerator(Generator):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        grouped = emit_group(f"{symbol}_0", kernels, target, self.builder, self.lower, aligned=aligned)
+        grouped = emit_group(f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -94,7 +90,7 @@ class GpuGenerator(Generator):
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
             has_long_rows = isinstance(phase.work, RowReductions) and not phase.unrolled
-            b = self.builder(
+            b = Simt(
                 target,
                 f"{symbol}.{number}".replace(".", "_"),
                 sizes,
@@ -111,19 +107,15 @@ class GpuGenerator(Generator):
             _body(phase)(b, phase).write()
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
-            phases.append(replace(self.grid(b, phase), product=call))
+            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call))
         called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
         for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):
                 sizes.slot(size)  # the launcher must know it
-        functions = tuple(self.lower(b, b.grid_function()) for b in builders)
+        functions = tuple(lowered(b, b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
         return EntryCode(functions, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
-
-    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
-        """How a phase that was written out is launched."""
-        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
 
 
 def _library_call(phase: PhasePlan, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
@@ -153,15 +145,6 @@ def _body(phase: PhasePlan) -> type[PhaseBody]:
 class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
 
-    def lower(self, b: Simt, function: Function) -> Function:
-        return warp_function(b, function)
-
-    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
-        if phase.cluster == 1:
-            return super().grid(b, phase)
-        blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
-        return GridPhase(b.symbol, blocks, threads, shared_apart(b) * phase.cluster, b.has_barrier)
-
     load = staticmethod(llvm_compile.load)
     assemble = staticmethod(llvm_compile.assemble_module)
 
@@ -169,8 +152,7 @@ class HostGenerator(GpuGenerator):
 class CudaGenerator(GpuGenerator):
     """For NVIDIA's GPUs. Profilers show functions by the names of kernels."""
 
-    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
-        return named(kernels)
+    symbols = staticmethod(named)
 
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
         return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), modules)

@@ -15,6 +15,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
+from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
@@ -101,13 +102,7 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
 
 
 def emit_group(
-    symbol: str,
-    kernels: Sequence[Kernel],
-    target: Target,
-    builder: type[Simt],
-    lower: Callable[[Simt, Function], Function],
-    *,
-    aligned: bool = True,
+    symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True
 ) -> EntryCode | None:
     """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
     where they do not, or are no pointwise kernels along a line."""
@@ -127,7 +122,7 @@ def emit_group(
     buffers = len(body.parameters)
     members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     names = [buffer.name for buffer in body.parameters]
-    b = builder(
+    b = Simt(
         target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=phase.threads, block=_OWN, parameters=names,
         aligned=aligned,
     )  # fmt: skip
@@ -135,7 +130,7 @@ def emit_group(
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_size, b.has_barrier)
-    return EntryCode((lower(b, _grid_function(b, members)),), tuple(b.helpers.items()), 0, phases=(grid,))
+    return EntryCode((lowered(b, _grid_function(b, members)),), tuple(b.helpers.items()), 0, phases=(grid,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

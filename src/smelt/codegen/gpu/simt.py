@@ -11,9 +11,9 @@ Schedules write straight-line code: whole warps take branches, loops run equally
 some threads only are under `where`. A thread without a point of its own computes the first point and stores nothing. So
 `host` can rewrite the finished function to that of a warp.
 
-For Vulkan (`Target.form` is "spirv") some primitives are several nodes: shared memory has no addresses, so each array is
-a variable for each kind of number kept in it; atomic operations have 32 bits at least; and lanes exchange values through
-shared memory on devices without shuffles. A warp is what Vulkan calls a subgroup.
+For Vulkan (`Target.form` is "spirv") some primitives are several nodes: shared memory has no addresses, so each array
+is a variable for each kind of number kept in it; atomic operations have 32 bits at least; and lanes exchange values
+through shared memory on devices without shuffles. A warp is what Vulkan calls a subgroup.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -316,8 +316,8 @@ class Simt(Builder):
         if not self.is_vulkan:
             return (SharedArray(SHARED_NAME, "i8", 0),) if self._arrays else ()
         return tuple(
-            SharedArray(f"{self.symbol}.shared{first}.{kind}", kind, -(-self._array_bytes[first] // element_bytes(kind)))
-            for first, kind in sorted(self._arrays)
+            SharedArray(f"{self.symbol}.shared{at}.{kind}", kind, -(-self._array_bytes[at] // element_bytes(kind)))
+            for at, kind in sorted(self._arrays)
         )
 
     @property

@@ -8,8 +8,8 @@ LLVM's own SPIR-V back end is not used: it aborts on unsupported input, writes u
 that shaders do not have, does not forbid fusing a product and a sum, and has no addresses, so that each launch would
 have to describe each buffer to the driver. Here global memory has 64-bit addresses, as on any GPU.
 
-Launch parameters are 64-bit numbers: the first block's number in a launch in pieces, buffers, workspace, sizes. At most `PUSHED` of them are
-push constants; a longer list is passed by address.
+Launch parameters are 64-bit numbers: of a launch in pieces the number of the first block, then buffers, workspace,
+sizes. At most `PUSHED` of them are push constants; a longer list is passed by address.
 """
 
 from collections.abc import Callable, Sequence
