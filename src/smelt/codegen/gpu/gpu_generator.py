@@ -12,23 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
-from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.generator import EntryCode, Generator, named
-from smelt.codegen.gpu.bodies.online_body import OnlineBody
-from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
-from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
-from smelt.codegen.gpu.grid_plan import SCHEDULES, Along, GridPlan, PhasePlan, plan, uses_wide_positions
+from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
+from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launch_groups import emit_group
-from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.products.product_body import ProductBody
-from smelt.codegen.gpu.products.product_tiles import ProductTile
-from smelt.codegen.gpu.row_reductions import RowReductions
-from smelt.codegen.gpu.scatters.run_levels import RunLevel
-from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.gpu.transpose_tiles import TransposeTile
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
@@ -45,7 +34,6 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 _LONG = 40_000  # letters of a function
-_MANY_THREADS = 512  # of a block: larger ones have few registers for each
 
 
 class GpuGenerator(Generator):
@@ -53,10 +41,10 @@ class GpuGenerator(Generator):
 
     TABLES: Mapping[str, Sequence[Row]] = {"each kernel": SCHEDULES}
 
-    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
-        return plan(kernel, target.warp_size, target.cluster_blocks)
+    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> KernelGrids:
+        return plan(kernel, target)
 
-    def emit(self, symbol: str, plan: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+    def emit(self, symbol: str, plan: KernelGrids, target: Target, *, aligned: bool = True) -> EntryCode:
         """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
         return self._emit(symbol, plan, target, aligned, 0, len(plan.kernel.parameters))
 
@@ -80,7 +68,7 @@ class GpuGenerator(Generator):
         )
 
     def _emit(
-        self, symbol: str, plan: GridPlan, target: Target, aligned: bool, first: int, buffers: int
+        self, symbol: str, plan: KernelGrids, target: Target, aligned: bool, first: int, buffers: int
     ) -> EntryCode:
         """The kernel's buffers begin at `first` among the launch's `buffers`."""
         sizes = Sizes(buffers)
@@ -89,7 +77,6 @@ class GpuGenerator(Generator):
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
-            has_long_rows = isinstance(phase.work, RowReductions) and not phase.unrolled
             b = Simt(
                 target,
                 f"{symbol}.{number}".replace(".", "_"),
@@ -99,12 +86,12 @@ class GpuGenerator(Generator):
                 threads=phase.threads,
                 cluster=phase.cluster,
                 resident=phase.resident,
-                predicates=phase.threads <= _MANY_THREADS and not has_long_rows,
+                predicates=phase.has_predicates,
                 parameters=names,
                 places=dict(plan.places),
                 aligned=aligned,
             )
-            _body(phase)(b, phase).write()
+            phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
             phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call))
@@ -118,28 +105,13 @@ class GpuGenerator(Generator):
         return EntryCode(functions, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
 
 
-def _library_call(phase: PhasePlan, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
+def _library_call(phase: Grid, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
     assert phase.product is not None
     at = []
     for each in phase.product.operands:
         first = each.offset * each.dtype.itemsize
         at.append((names.index(each.buffer), first) if each.buffer in names else (buffers, places[each.buffer] + first))
     return LibraryCall(phase.product, phase.instead_of, tuple(at))
-
-
-_BODIES: Mapping[type, type[PhaseBody]] = {
-    TransposeTile: TransposeBody,
-    ProductTile: ProductBody,
-    RunLevel: RunReductionBody,
-    Online: OnlineBody,
-    RowReductions: RowReductionsBody,
-}
-
-
-def _body(phase: PhasePlan) -> type[PhaseBody]:
-    if phase.work is None:
-        return PointsBody if phase.along is Along.POINTS else PhaseBody
-    return _BODIES[type(phase.work)]
 
 
 class HostGenerator(GpuGenerator):

@@ -13,8 +13,8 @@ from itertools import accumulate
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
+from smelt.codegen.gpu.bodies.points_body import Points
+from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
@@ -110,26 +110,24 @@ def emit_group(
     if shared is None:
         return None
     body, values, shape_env = shared
-    grid_plan: GridPlan = plan(body, target.warp_size)
-    if len(grid_plan.phases) != 1 or grid_plan.workspace:
+    grids = plan(body, target)
+    if len(grids.phases) != 1 or grids.workspace or not isinstance(grids.phases[0], Points):
         return None
-    (phase,) = grid_plan.phases
-    if phase.along is not Along.POINTS or phase.work is not None:
-        return None
+    (points,) = grids.phases
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None
-    blocks = [as_integer(expression_of(phase.blocks).evaluate(_always(value))) for value in values]
+    blocks = [as_integer(expression_of(points.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
     members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     names = [buffer.name for buffer in body.parameters]
     b = Simt(
-        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=phase.threads, block=_OWN, parameters=names,
+        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=points.threads, block=_OWN, parameters=names,
         aligned=aligned,
     )  # fmt: skip
-    PointsBody(b, phase).write()
+    points.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
-    grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_size, b.has_barrier)
+    grid = GridPhase(symbol, sum(blocks), points.threads, b.shared_size, b.has_barrier)
     return EntryCode((lowered(b, _grid_function(b, members)),), tuple(b.helpers.items()), 0, phases=(grid,))
 
 
