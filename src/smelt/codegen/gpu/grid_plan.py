@@ -14,7 +14,7 @@ from dataclasses import replace
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
-from smelt.codegen.axes import indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
+from smelt.codegen.axes import flattened, indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
@@ -395,12 +395,8 @@ def _scatter_phases(kernel: Kernel, target: Target) -> list[Grid]:
 
 def _points(kernel: Kernel) -> Grid:
     """All points in one line, in the order that memory is written."""
-    store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
-    axes = list(kernel.rows + kernel.cols)
-    if store is not None:
-        axes.sort(key=lambda axis: -abs(hint(store.index.stride(axis.name))))
-    kernel = merged(replace(kernel, rows=(), cols=tuple(axes)), cols=True)
-    kernel = with_axes(kernel, (), kernel.cols)
+    kernel = flattened(kernel)
+    kernel = with_axes(kernel, (), kernel.rows + kernel.cols)
     last = kernel.cols[-1] if kernel.cols else None
     # Along a single axis, single points make up what is left of it.
     width = vector_width(kernel, last, () if len(kernel.cols) == 1 else (last.size,) if last else ())

@@ -11,7 +11,8 @@ the parts.
 
 from dataclasses import replace
 
-from smelt.codegen.gpu.kernel_slices import dense, in_order, with_buffers
+from smelt.codegen.axes import dense_index
+from smelt.codegen.gpu.kernel_slices import in_order, with_buffers
 from smelt.codegen.gpu.products.product_body import ProductTile, TileShape
 from smelt.ir.check_kernel import contraction_of, is_attention
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Load, Reduce, Role, Stage, Store
@@ -99,7 +100,7 @@ def in_parts(kernel: Kernel, contract: Contract) -> list[Kernel] | None:
     partial = Buffer(f"{contract.out}.parts", contract.dtype, product(each.size for each in order), Role.OUTPUT)
     read = {factor.buffer for factor in contract.factors}
     kept = tuple(replace(each, role=Role.INPUT) for each in kernel.buffers if each.name in read)
-    body = (_of_part(contract, axis, part, chunk), Store(partial.name, dense(order), contract.out))
+    body = (_of_part(contract, axis, part, chunk), Store(partial.name, dense_index(order), contract.out))
     first = replace(
         kernel, name=f"{kernel.name}.parts", rows=(part, *kernel.rows), buffers=(*kept, partial),
         stages=(Stage(True, body),),
@@ -129,7 +130,7 @@ def _added_up(kernel: Kernel, contract: Contract, partial: Buffer, part: Axis) -
     points = kernel.rows + kernel.cols
     value = f"{contract.out}.part"
     (stage,) = kernel.stages
-    load = in_order(Load(value, partial.name, dense((part, *points))), (*points, part))
+    load = in_order(Load(value, partial.name, dense_index((part, *points))), (*points, part))
     loop = Stage(True, (load, Reduce(contract.out, "sum", value)))
     after = Stage(False, tuple(i for i in stage.body if i is not contract))
     summing = replace(kernel, rows=points, cols=(part,))
