@@ -119,7 +119,7 @@ def no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_mask_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = RowsBody._folded
-    monkeypatch.setattr(RowsBody, "_folded", lambda body, fold, place, all, mask: folded(body, fold, place, all, None))
+    monkeypatch.setattr(RowsBody, "_folded", lambda body, fold, so_far, mask: folded(body, fold, so_far, None))
     monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 3.0)  # what it makes of points that are none
 
 

@@ -327,10 +327,11 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
     more = sum(_loops_with(first.kernel, load) == 1 for load in same)  # others are kept anyhow
     more += len(row_reads(first.kernel, len(groups))) if prefetches else 0
     preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
+    resident = _resident(first, prefetches) // _MULTIPROCESSORS if prefetches or not first.unrolled else 0
+    room = replace(first, kernel=with_room(first.kernel, parts)).parameters()
     many_rows = RowReductions(
-        *replace(first, kernel=with_room(first.kernel, parts)).parameters(), groups, parts, each, preloads, prefetches,
-        resident=_resident(first, prefetches) // _MULTIPROCESSORS if prefetches or not first.unrolled else 0,
-    )  # fmt: skip
+        **room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches, resident=resident
+    )
     return [many_rows, *_phases(finishing(one_pass, parts), target)]
 
 
@@ -550,7 +551,7 @@ def _unrolled(rows: Rows) -> Rows:
 def _in_loops(rows: Rows, kernel: Kernel) -> Rows:
     """The rows of a kernel whose loops are not unrolled."""
     rows, online = replace(rows, kernel=kernel), None if rows.along_rows else online_loops(kernel)
-    return rows if online is None else OnlineRows(*rows.parameters(), online=online)
+    return rows if online is None else OnlineRows(**rows.parameters(), online=online)
 
 
 def _registers(threads: int) -> int:

@@ -19,7 +19,7 @@ from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
-from smelt.ir.kernel import Accumulate, Axis, Index, Instruction, Load, Role
+from smelt.ir.kernel import Accumulate, Axis, Index, Instruction, Load, Reduce, Role
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import known_equal
@@ -108,7 +108,7 @@ class RowReductionsBody(RowsBody):
         """How many barriers a block passes per row. After two barriers nothing reads data written before the first."""
         if self.grid.team <= self.b.warp:
             return 0
-        return sum(stage.loop and bool(self._reduces(stage)) for stage in self.kernel.stages)
+        return sum(any(isinstance(i, Reduce) for i in stage.body) for stage in self.kernel.stages)
 
     # Rows.
 

@@ -5,8 +5,10 @@
     loop stages         tile by tile: load, compute, store; reductions first in each thread, then between the threads
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,13 +19,15 @@ from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
 from smelt.codegen.gpu.phase_kernels import Bound
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
-from smelt.codegen.gpu.team_scans import RunningFold, StageScans
+from smelt.codegen.gpu.team_scans import RunningFold, TeamScan
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import cast
 from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
+
+Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
 
 _TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
 _POINTS = 16  # that a thread reads at once in a loop that is not unrolled; to be measured
@@ -76,9 +80,9 @@ class Rows(Grid):
     def blocks(self) -> Size:
         return -(-self.kernel.row_count // self.rows_at_once) * self.cluster
 
-    def parameters(self) -> tuple[Any, ...]:
+    def parameters(self) -> dict[str, Any]:
         """For a record of the same rows with more fields."""
-        return tuple(getattr(self, each.name) for each in fields(Rows))
+        return {each.name: getattr(self, each.name) for each in fields(Rows)}
 
     def write(self, b: Simt) -> None:
         RowsBody(b, self).write()
@@ -88,7 +92,7 @@ class RowsBody(PhaseBody):
     """A grid of rows being written."""
 
     grid: Rows
-    scans: StageScans  # of the loop being written
+    scans: dict[str, TeamScan]  # of the loop being written
 
     def __init__(self, b: Simt, grid: Rows) -> None:
         super().__init__(b, grid, grid.vector_axis, grid.width)
@@ -141,64 +145,70 @@ class RowsBody(PhaseBody):
 
     def _loop(self, stage: Stage) -> None:
         b, grid = self.b, self.grid
-        folds = self._reduces(stage)
-        partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self.width)]
-        self.scans = self._scans_of(stage)
-        partial += self.scans.start()
-        tiles = grid.tiles
+        folds = [i for i in stage.body if isinstance(i, Reduce)]
+        carried = {i.out: (start(b, i.op, self.dtypes[i.value], 1),) * self.width for i in folds}
+        self.scans = {}
+        for i in stage.body:
+            if isinstance(i, Scan):
+                fold = RunningFold(i.op, self.dtypes[i.value])
+                self.scans[i.out] = scan = TeamScan.of(b, fold, 0 if grid.along_rows else grid.team)
+                carried[i.out] = scan.start(b, self.width)
         if grid.unrolled:
-            assert not is_symsize(tiles)
-            for tile in range(int(tiles)):
-                partial = self._tile(stage, folds, b.index(tile), tile, partial)
-            kinds = [self.dtypes[fold.value] for fold in folds]
+            for tile in range(int(grid.tiles)):
+                carried = self._tile(stage, b.index(tile), tile, carried)
+            dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
         else:
-            partial, kinds = self._long_loop(stage, folds, partial)
-        self._finish(folds, kinds, partial)
+            carried, dtypes = self._long_loop(stage, folds, carried)
+        self._finish(folds, dtypes, carried)
 
     def _long_loop(
-        self, stage: Stage, folds: Sequence[Reduce], nothing: list[Value]
-    ) -> tuple[list[Value], list[torch.dtype]]:
+        self, stage: Stage, folds: Sequence[Reduce], nothing: Carried
+    ) -> tuple[Carried, dict[str, torch.dtype]]:
         """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into a float64 every
         few tiles, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.grid.tiles, self._tiles_at_once(stage)
-        dtypes = [self.dtypes[fold.value] for fold in folds]
-        kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
-        is_sum = [each for each in kept for _ in range(self.width)]
-        is_sum += [False] * (len(nothing) - len(is_sum))  # what scans carry along
+        dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
+        sums = {fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point}
         zero = b.const("f64", 0.0)
-        totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
-        step = max(1, _TILES_OF_SUM // at_once) if any(is_sum) else 1
+        totals = {name: (zero,) * len(values) if name in sums else values for name, values in nothing.items()}
+        step = max(1, _TILES_OF_SUM // at_once) if sums else 1
         last = b.const("i64", -(-tiles // at_once))
 
+        def named(values: Sequence[Value]) -> Carried:
+            rest = iter(values)
+            return {name: tuple(islice(rest, len(each))) for name, each in nothing.items()}
+
+        def flat(carried: Carried) -> list[Value]:
+            return [each for values in carried.values() for each in values]
+
         def some_tiles(turn: Value, values: list[Value]) -> list[Value]:
-            return self._tiles(stage, folds, turn, at_once, values)
+            return flat(self._tiles(stage, turn, at_once, named(values)))
 
         def emptied(turn: Value, values: list[Value]) -> list[Value]:
-            begin = [start if each else value for each, start, value in zip(is_sum, nothing, values, strict=True)]
+            before = named(values)
             beyond = b.add(turn, step)
             end = b.select(b.icmp("slt", beyond, last), beyond, last)
-            after = b.carried_loop(end, begin, some_tiles, first=turn)
-            return [
-                b.fadd(total, b.convert("fpext", value, "f64")) if each else value
-                for each, total, value in zip(is_sum, values, after, strict=True)
-            ]
+            begin = {name: nothing[name] if name in sums else each for name, each in before.items()}
+            after = named(b.carried_loop(end, flat(begin), some_tiles, first=turn))
+            for name in (name for name in after if name in sums):
+                pairs = zip(before[name], after[name], strict=True)
+                after[name] = tuple(b.fadd(total, b.convert("fpext", value, "f64")) for total, value in pairs)
+            return flat(after)
 
-        turns = emptied if any(is_sum) else some_tiles
-        folded = b.carried_loop(last, totals, turns, step=step, guard=is_symsize(tiles))
+        turns = emptied if sums else some_tiles
+        carried = named(b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles)))
         self.registers.clear()
-        return folded, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
+        return carried, {name: torch.float64 if name in sums else dtype for name, dtype in dtypes.items()}
 
-    def _tiles(
-        self, stage: Stage, folds: Sequence[Reduce], turn: Value, at_once: int, partial: list[Value]
-    ) -> list[Value]:
+    def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
         """Several tiles, all read before the first is computed."""
         b = self.b
         number = b.convert("trunc", turn, b.index_kind)
         numbers = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)] if at_once > 1 else [number]
         self._read_ahead(stage, numbers)
         for tile, each in enumerate(numbers):
-            partial = self._tile(stage, folds, each, tile, partial)
-        return partial
+            carried = self._tile(stage, each, tile, carried)
+        return carried
 
     def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
         """How many tiles an iteration of a loop that is not unrolled takes; missing ones are masked."""
@@ -226,43 +236,31 @@ class RowsBody(PhaseBody):
                     loaded = self._loaded(i, {**self.rows, **where}, tile)
                     self.registers[i.buffer, i.index, tile] = loaded
 
-    def _scans_of(self, stage: Stage) -> StageScans:
-        grid = self.grid
-        scans = [(i.out, RunningFold(i.op, self.dtypes[i.value])) for i in stage.body if isinstance(i, Scan)]
-        return StageScans(self.b, scans, grid.team, grid.width, rows_apart=grid.along_rows)
-
-    def _reduces(self, stage: Stage) -> list[Reduce]:
-        return [i for i in stage.body if isinstance(i, Reduce)]
-
-    def _tile(
-        self, stage: Stage, folds: Sequence[Reduce], number: Value, tile: int, partial: list[Value]
-    ) -> list[Value]:
-        """One pass of a thread over its cols: old partials → new partials."""
+    def _tile(self, stage: Stage, number: Value, tile: int, carried: Carried) -> Carried:
+        """One pass of a thread over its cols: what the loop carried → what it carries on."""
         where, self.col_mask = self._cols(number)
         mask = self._both(self.col_mask, self.row_mask)
-        outside = {**self.values}
-        for instruction in stage.body:
-            if isinstance(instruction, Reduce):
-                partial = self._folded(instruction, folds.index(instruction), partial, mask)
-            elif isinstance(instruction, Scan):
-                values, behind = self._spread(self.values[instruction.value]), len(folds) * self.width
-                scanned, after = self.scans.step(instruction.out, values, mask, number, partial[behind:])
-                self.values[instruction.out] = scanned
-                partial = partial[:behind] + after
+        outside, carried = {**self.values}, {**carried}
+        for i in stage.body:
+            if isinstance(i, Reduce):
+                carried[i.out] = self._folded(i, carried[i.out], mask)
+            elif isinstance(i, Scan):
+                values = self._spread(self.values[i.value])
+                scanned = self.scans[i.out].step(self.b, values, mask, number, carried[i.out])
+                self.values[i.out], carried[i.out] = scanned
             else:
-                self._step(instruction, {**self.rows, **where}, mask, tile)
+                self._step(i, {**self.rows, **where}, mask, tile)
         self.values = outside
-        return partial
+        return carried
 
-    def _folded(self, fold: Reduce, place: int, partial: list[Value], mask: Mask) -> list[Value]:
+    def _folded(self, fold: Reduce, so_far: Values, mask: Mask) -> Values:
         b, dtype = self.b, self.dtypes[fold.value]
-        values = self._spread(self.values[fold.value])
-        for way, value in enumerate(values):
-            if mask is not None:
-                value = b.select(mask, value, start(b, fold.op, dtype, 1))
-            slot = place * self.width + way
-            partial[slot] = combine(b, fold.op, dtype, partial[slot], value)
-        return partial
+        nothing = start(b, fold.op, dtype, 1)
+        pairs = zip(so_far, self._spread(self.values[fold.value]), strict=True)
+        return tuple(
+            combine(b, fold.op, dtype, old, value if mask is None else b.select(mask, value, nothing))
+            for old, value in pairs
+        )
 
     def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
         """The first of the cols that a thread takes in iteration `number`."""
@@ -282,23 +280,20 @@ class RowsBody(PhaseBody):
                 where = {name: b.select(inside, value, 0) for name, value in where.items()}
         return where, mask
 
-    def _finish(self, folds: Sequence[Reduce], dtypes: Sequence[torch.dtype], partial: list[Value]) -> None:
+    def _finish(self, folds: Sequence[Reduce], dtypes: Mapping[str, torch.dtype], carried: Carried) -> None:
         """Between the points of a thread, then between threads."""
-        b, grid, ways = self.b, self.grid, self.width
+        b, grid = self.b, self.grid
         if not folds:
             return
-        kinds = [(fold.op, dtype) for fold, dtype in zip(folds, dtypes, strict=True)]
-        mine = [tuple(partial[place * ways : (place + 1) * ways]) for place in range(len(folds))]
+        kinds = [(fold.op, dtypes[fold.out]) for fold in folds]
+        mine = [carried[fold.out] for fold in folds]
         if grid.along_rows:
             totals = reduce_teams(b, kinds, mine, grid.threads // grid.team, grid.threads)
         else:
-            single = []
-            for (op, dtype), values in zip(kinds, mine, strict=True):
-                single.append(halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
+            single = [halved(each, partial(combine, b, *kind)) for kind, each in zip(kinds, mine, strict=True)]
             totals = [(each,) for each in reduce_team(b, kinds, single, grid.team, grid.threads)]
-        for fold, dtype, values in zip(folds, dtypes, totals, strict=True):
-            want = self.dtypes[fold.value]
-            self.values[fold.out] = tuple(cast(b, each, dtype, want) for each in values)
+        for fold, (_, dtype), values in zip(folds, kinds, totals, strict=True):
+            self.values[fold.out] = tuple(cast(b, each, dtype, self.dtypes[fold.value]) for each in values)
 
     # Memory.
 
