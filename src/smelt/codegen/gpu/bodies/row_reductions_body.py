@@ -6,11 +6,12 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, halved
+from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, flat, halved, named
 from smelt.codegen.gpu.grids import MANY_THREADS
 from smelt.codegen.gpu.packed_words import packed, unpacked, words_of
 from smelt.codegen.gpu.phase_body import Coordinates, Values
@@ -53,41 +54,25 @@ class RowReductions(Rows):
         RowReductionsBody(b, self).write()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A reduction over rows: how many values a thread has of it, and where they begin among its loop-carried values."""
-
-    fold: Accumulate
-    in_loop: bool  # in a loop over cols
-    spans_cols: bool  # one for each col, else one for all
-    first: int
-    count: int
-
-
 class RowReductionsBody(RowsBody):
     """A grid with reductions over rows being written."""
 
     grid: RowReductions
-    carried: list[Value]
-    kept: dict[Accumulate, _Kept]
+    carried: dict[Accumulate, Values]  # what a thread has of each: of its cols, or one; none where it is in memory
     part: Value
     turn: Value
 
     def write(self) -> None:
         b = self.b
         self._find_team()
-        self.kept = self._accumulators()
-        self.carried = []
-        for kept in self.kept.values():
-            nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
-            self.carried += [nothing] * kept.count
+        self.carried = {fold: (self._nothing(fold),) * self._count(fold) for fold in self._folds()}
         preloaded = self._preloaded()
         ahead = self._read_row(b.index(0))
-        count = len(self.carried)
 
         def row(turn: Value, values: list[Value]) -> list[Value]:
-            self.carried, self.turn = values[:count], b.convert("trunc", turn, b.index_kind)
-            known = self._unpacked(values[count:])
+            rest = iter(values)
+            self.carried, self.turn = named(self.carried, rest), b.convert("trunc", turn, b.index_kind)
+            known = self._unpacked(list(rest))
             following = self._read_row(b.add(self.turn, 1))
             self.rows, self.row_mask = self._row(self.turn)
             self.values, self.stored_once, self.registers = {}, {}, preloaded | known
@@ -95,9 +80,9 @@ class RowReductionsBody(RowsBody):
                 self._stage(stage)
             if self._waits == 1:
                 b.barrier()  # the next row writes to the shared memory that this one is read from
-            return [*self.carried, *following]
+            return [*flat(self.carried), *following]
 
-        self.carried = b.carried_loop(self._turns(), [*self.carried, *ahead], row)[:count]
+        self.carried = named(self.carried, b.carried_loop(self._turns(), [*flat(self.carried), *ahead], row))
         self._leave()
 
     def _dtype(self, fold: Accumulate) -> torch.dtype:
@@ -117,11 +102,11 @@ class RowReductionsBody(RowsBody):
         shift = grid.team.bit_length() - 1
         if grid.rows_at_once == 1:
             self.team_number, self.first = b.index(0), b.mul(b.thread(), grid.width)
-        elif grid.team >= b.warp:
-            self.team_number = b.lshr(b.warp_number(), shift - b.warp.bit_length() + 1)
-            self.first = b.mul(b.and_(b.thread(), grid.team - 1), grid.width)
         else:
-            self.team_number = b.lshr(b.thread(), shift) if shift else b.thread()
+            if grid.team >= b.warp:
+                self.team_number = b.lshr(b.warp_number(), shift - b.warp.bit_length() + 1)
+            else:
+                self.team_number = b.lshr(b.thread(), shift) if shift else b.thread()
             self.first = b.mul(b.and_(b.thread(), grid.team - 1), grid.width)
         if grid.team * grid.width > 1:
             self.is_first = b.icmp("eq", self.first, 0)
@@ -204,30 +189,34 @@ class RowReductionsBody(RowsBody):
 
     # Reductions.
 
-    def _accumulators(self) -> dict[Accumulate, _Kept]:
-        accumulators: dict[Accumulate, _Kept] = {}
-        first = 0
-        for stage in self.kernel.stages:
-            for fold in stage.body:
-                if isinstance(fold, Accumulate):
-                    spans = bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
-                    count = int(self.grid.tiles) * self.width if spans and self.grid.unrolled else int(not spans)
-                    accumulators[fold] = _Kept(fold, stage.loop, spans, first, count)
-                    first += count
-        return accumulators
+    def _folds(self, *, looped: bool | None = None) -> list[Accumulate]:
+        """All of them, or those in loops over cols or once a row."""
+        stages = [stage for stage in self.kernel.stages if looped in (None, stage.loop)]
+        return [i for stage in stages for i in stage.body if isinstance(i, Accumulate)]
+
+    def _spans_cols(self, fold: Accumulate) -> bool:
+        """Whether there is one result for each col, else one for all."""
+        return bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
+
+    def _count(self, fold: Accumulate) -> int:
+        """How many values a thread carries of a reduction."""
+        if not self._spans_cols(fold):
+            return 1
+        return int(self.grid.tiles) * self.width if self.grid.unrolled else 0
+
+    def _nothing(self, fold: Accumulate) -> Value:
+        return start(self.b, fold.op, self._dtype(fold), 1)
 
     def _step(self, i: Instruction, where: Coordinates, mask: Mask, tile: int = 0) -> None:
         if not isinstance(i, Accumulate):
             super()._step(i, where, mask, tile)
             return
-        kept = self.kept[i]
         values = self._masked(i, self.row_mask if tile < 0 else mask)
-        if not kept.spans_cols:
+        if not self._spans_cols(i):
             values = values if tile < 0 else self._spread(values)
-            self._add(kept.first, i, halved(values, lambda x, y: self._combined(i, x, y)))
+            self._add(i, 0, (halved(values, partial(self._combined, i)),))
         elif self.grid.unrolled:
-            for way, value in enumerate(self._spread(values)):
-                self._add(kept.first + tile * self.width + way, i, value)
+            self._add(i, tile * self.width, self._spread(values))
         else:
             self._add_in_memory(i, where, self._spread(values))
 
@@ -235,13 +224,15 @@ class RowReductionsBody(RowsBody):
         values = self.values[fold.value]
         if mask is None:
             return values
-        return tuple(self.b.select(mask, each, start(self.b, fold.op, self._dtype(fold), 1)) for each in values)
+        return tuple(self.b.select(mask, each, self._nothing(fold)) for each in values)
 
     def _combined(self, fold: Accumulate, one: Value, other: Value) -> Value:
         return combine(self.b, fold.op, self._dtype(fold), one, other)
 
-    def _add(self, slot: int, fold: Accumulate, value: Value) -> None:
-        self.carried[slot] = self._combined(fold, self.carried[slot], value)
+    def _add(self, fold: Accumulate, first: int, values: Values) -> None:
+        old, end = self.carried[fold], first + len(values)
+        new = tuple(self._combined(fold, *pair) for pair in zip(old[first:end], values, strict=True))
+        self.carried[fold] = old[:first] + new + old[end:]
 
     def _add_in_memory(self, fold: Accumulate, where: Coordinates, values: Values) -> None:
         """Add to this thread's partials in memory. Cols beyond the last repeat the first."""
@@ -250,7 +241,7 @@ class RowReductionsBody(RowsBody):
         before = self._load(fold.buffer, fold.index, where, constant=False, base=self._base(fold))
         after = []
         for raw, value in zip(before, values, strict=True):
-            so_far = b.select(begins, start(b, fold.op, dtype, 1), from_memory(b, raw, dtype))
+            so_far = b.select(begins, self._nothing(fold), from_memory(b, raw, dtype))
             after.append(self._combined(fold, so_far, value))
         self._put(fold, where, self.col_mask, tuple(after))
 
@@ -271,31 +262,30 @@ class RowReductionsBody(RowsBody):
         """Reduce the partials of this block's teams and store them to its part."""
         b, grid = self.b, self.grid
         self.rows = dict(self.group)
-        spanning = [kept for kept in self.kept.values() if kept.spans_cols and kept.count]
+        spanning = [fold for fold in self.carried if self._spans_cols(fold) and self.carried[fold]]
         totals = self._between_teams(spanning)
         mask = None if grid.rows_at_once == 1 else b.icmp("slt", b.thread(), grid.team)
         for tile in range(int(grid.tiles) if spanning else 0):
             where, inside = self._cols(b.index(tile))
-            for kept, values in zip(spanning, totals, strict=True):
+            for fold, values in zip(spanning, totals, strict=True):
                 mine = values[tile * grid.width : (tile + 1) * grid.width]
-                self._put(kept.fold, {**self.rows, **where}, self._both(mask, inside), mine)
-        single = [kept for kept in self.kept.values() if not kept.spans_cols]
-        once = [kept for kept in single if not kept.in_loop]
-        looped = [kept for kept in single if kept.in_loop]
+                self._put(fold, {**self.rows, **where}, self._both(mask, inside), mine)
+        once, looped = (
+            [fold for fold in self._folds(looped=each) if not self._spans_cols(fold)] for each in (False, True)
+        )
         wholes = self._between_threads(looped) + [values[0] for values in self._between_teams(once)]
-        for kept, value in zip([*looped, *once], wholes, strict=True):
-            self._put(kept.fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
+        for fold, value in zip([*looped, *once], wholes, strict=True):
+            self._put(fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
 
-    def _between_threads(self, all_kept: Sequence[_Kept]) -> list[Value]:
-        if not all_kept:
+    def _between_threads(self, folds: Sequence[Accumulate]) -> list[Value]:
+        if not folds:
             return []
-        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
-        values = [self.carried[kept.first] for kept in all_kept]
+        kinds, values = [(fold.op, self._dtype(fold)) for fold in folds], [self.carried[fold][0] for fold in folds]
         return reduce_team(self.b, kinds, values, self.grid.threads, self.grid.threads)
 
-    def _between_teams(self, all_kept: Sequence[_Kept]) -> list[Values]:
-        values = [tuple(self.carried[kept.first : kept.first + kept.count]) for kept in all_kept]
+    def _between_teams(self, folds: Sequence[Accumulate]) -> list[Values]:
+        values = [self.carried[fold] for fold in folds]
         if not values or self.grid.rows_at_once == 1:
             return values
-        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
+        kinds = [(fold.op, self._dtype(fold)) for fold in folds]
         return reduce_teams(self.b, kinds, values, self.grid.team, self.grid.threads)

@@ -5,11 +5,11 @@
     loop stages         tile by tile: load, compute, store; reductions first in each thread, then between the threads
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
+Name = TypeVar("Name")
 Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
 
 _TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
@@ -174,31 +175,24 @@ class RowsBody(PhaseBody):
         step = max(1, _TILES_OF_SUM // at_once) if sums else 1
         last = b.const("i64", -(-tiles // at_once))
 
-        def named(values: Sequence[Value]) -> Carried:
-            rest = iter(values)
-            return {name: tuple(islice(rest, len(each))) for name, each in nothing.items()}
-
-        def flat(carried: Carried) -> list[Value]:
-            return [each for values in carried.values() for each in values]
-
         def some_tiles(turn: Value, values: list[Value]) -> list[Value]:
-            return flat(self._tiles(stage, turn, at_once, named(values)))
+            return flat(self._tiles(stage, turn, at_once, named(nothing, values)))
 
         def emptied(turn: Value, values: list[Value]) -> list[Value]:
-            before = named(values)
+            before = named(nothing, values)
             beyond = b.add(turn, step)
             end = b.select(b.icmp("slt", beyond, last), beyond, last)
             begin = {name: nothing[name] if name in sums else each for name, each in before.items()}
-            after = named(b.carried_loop(end, flat(begin), some_tiles, first=turn))
+            after = named(nothing, b.carried_loop(end, flat(begin), some_tiles, first=turn))
             for name in (name for name in after if name in sums):
                 pairs = zip(before[name], after[name], strict=True)
                 after[name] = tuple(b.fadd(total, b.convert("fpext", value, "f64")) for total, value in pairs)
             return flat(after)
 
         turns = emptied if sums else some_tiles
-        carried = named(b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles)))
+        folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
-        return carried, {name: torch.float64 if name in sums else dtype for name, dtype in dtypes.items()}
+        return named(nothing, folded), dtypes | dict.fromkeys(sums, torch.float64)
 
     def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
         """Several tiles, all read before the first is computed."""
@@ -329,3 +323,14 @@ def halved(values: Sequence[Value], join: Callable[[Value, Value], Value]) -> Va
         pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]
         values = [*pairs, values[-1]] if len(values) % 2 else pairs
     return values[0]
+
+
+def flat(carried: Mapping[Any, Values]) -> list[Value]:
+    """All values, as a loop carries them."""
+    return [each for values in carried.values() for each in values]
+
+
+def named(like: Mapping[Name, Values], values: Iterable[Value]) -> dict[Name, Values]:
+    """The same by names again, each as many as in `like`."""
+    rest = iter(values)
+    return {name: tuple(islice(rest, len(each))) for name, each in like.items()}
