@@ -464,7 +464,7 @@ class _Frame:
         if node.at is not None:
             return thread.parameters[self.get(node.at)[0]]
         numbers = {"thread": thread.number, "lane": thread.number % thread.warp_size, "warp": thread.warp}
-        return ((numbers | {"block": thread.block, "first_block": 0})[node.what],)
+        return ((numbers | {"block": thread.block})[node.what],)
 
     def remote(self, node: loops.Remote) -> Lanes:
         ((address,), (rank,)), arrays = map(self.get, (node.pointer, node.rank)), self.thread.arrays

@@ -10,6 +10,7 @@ from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.shared_functions import MOST, _Number, _words
+from smelt.device import find
 from smelt.ir.kernel import Kernel
 from tests.codegen.running import call
 from tests.kernel_reference import run_kernel
@@ -120,21 +121,22 @@ def _hold(kernels: Sequence[Kernel], bodies: int) -> None:
 
 
 def test_sizes_that_divide_and_floats() -> None:
-    _hold([_image(NORM, 2, channels, points) for channels, points in ((40, 784), (24, 496), (112, 400))], 1)
+    _hold([_image(NORM, 2, channels, points) for channels, points in ((40, 640), (24, 896), (112, 768))], 1)
 
 
 def test_points_of_images() -> None:
-    _hold([_image(POINTS, 3, channels, points) for channels, points in ((70, 64), (96, 112), (200, 256))], 1)
+    _hold([_image(POINTS, 3, channels, points) for channels, points in ((70, 640), (96, 896), (200, 1152))], 1)
 
 
 def test_other_code_has_its_own_body() -> None:
     """A last vector that is not whole is code that the others do not have."""
-    _hold([_image(POINTS, 3, channels, points) for channels, points in ((70, 64), (96, 112), (80, 49), (90, 81))], 2)
+    _hold([_image(POINTS, 3, channels, points) for channels, points in ((70, 640), (96, 896), (80, 641), (90, 897))], 2)
 
 
 def test_vectors_of_other_lengths_have_a_body_of_their_own() -> None:
     """The nodes are the same; only constants and the lanes of values differ."""
-    _hold([_line(points) for points in (4, 8, 16, 32)], 3)
+    lanes = find("cpu").vector_bits // 32
+    _hold([_line(registers * lanes) for registers in (1, 2, 4, 8)], 3)  # of eight registers, four at a time
 
 
 def test_products_are_given_all_their_numbers() -> None:
@@ -156,4 +158,4 @@ def test_a_reciprocal_divides_exactly(divisor: int) -> None:
 
 
 def test_a_number_that_differs_divides_by_its_reciprocal() -> None:
-    assert "mul i128" in _text([_image(POINTS, 3, channels, points) for channels, points in ((70, 64), (96, 112))])
+    assert "mul i128" in _text([_image(POINTS, 3, channels, points) for channels, points in ((70, 640), (96, 896))])

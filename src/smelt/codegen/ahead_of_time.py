@@ -127,8 +127,7 @@ def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection
             continue
         own, shape_env = over_own_symbols(kernel)
         symbol = f"k{len(entries)}"
-        grid_plan = plan(own, target.warp_size, target.cluster_blocks, library=True)
-        code = generator.emit(symbol, grid_plan, target, aligned=aligned)
+        code = generator.emit(symbol, plan(own, target, library=True), target, aligned=aligned)
         code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
         grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
         entries[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)

@@ -217,7 +217,7 @@ def flattened(kernel: Kernel) -> Kernel:
     store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
     axes = list(kernel.rows + kernel.cols)
     if store is not None:
-        axes.sort(key=lambda axis: -abs(store.index.stride(axis.name)))
+        axes.sort(key=lambda axis: -abs(hint(store.index.stride(axis.name))))
     kernel = merged(replace(kernel, rows=tuple(axes), cols=()), cols=False)
     return replace(kernel, rows=kernel.rows[:-1], cols=kernel.rows[-1:])
 

@@ -1,7 +1,7 @@
 """Code generators for chips: kernels become modules in a form that the chip compiles itself.
 
     Target.form "llvm", warp_size 1     LLVM text, a function a kernel, as a processor's: `ProcessorChipGenerator`
-    Target.form "spirv"                 SPIR-V, a binary a grid: `gpu.spirv.spirv_generator.SpirvGenerator`
+    Target.form "spirv"                 SPIR-V, a binary a grid: `SpirvGenerator`
 
 A module is self-contained: it includes the function by which kernels share points between threads, for one thread.
 """
@@ -13,12 +13,15 @@ from smelt.base.errors import SmeltError
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.generator import EntryCode, Generator
-from smelt.codegen.gpu.spirv.spirv_generator import CompiledByChip, SpirvGenerator
+from smelt.codegen.gpu.gpu_generator import GpuGenerator
+from smelt.codegen.gpu.spirv.print_spirv import print_grids
+from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.builder import BUFFERS, THREADS, TRUE, WORKSPACE, param
 from smelt.device import KernelModule, Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.loops import Call, Function, Module, Node, Return, Value, called
+from smelt.ir.loops.text import format_module
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 Compile = Callable[[KernelModule], Any]
@@ -40,7 +43,29 @@ def _llvm_module(module: Module) -> KernelModule:
     return KernelModule("llvm", print_module(module_for_one_thread(module)), module.entries)
 
 
-class ProcessorChipGenerator(CompiledByChip, Generator):
+def spirv_module(module: Module) -> KernelModule:
+    """What a chip compiles: a binary for each launched function."""
+    binaries = print_grids(module)
+    return KernelModule("spirv", tuple(binaries.values()), tuple(binaries))
+
+
+class _CompiledByChip:
+    """The part of a generator that has modules compiled by a chip: `form` is what the chip takes, `compile` is its."""
+
+    form: Callable[[Module], KernelModule]
+
+    def __init__(self, compile: Compile) -> None:
+        self._compile = compile
+
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        return [self.compile(self.form(module)) for module in modules]
+
+    def compile(self, module: KernelModule) -> Built:
+        """A module that was made here, now or by an earlier process, by the chip."""
+        return Built(lambda symbol: 0, self._compile(module), module)
+
+
+class ProcessorChipGenerator(_CompiledByChip, Generator):
     """For chips whose kernels are one function each, in LLVM's text."""
 
     TABLES: Mapping[str, Sequence[Row]] = cpu_generator.TABLES
@@ -53,6 +78,17 @@ class ProcessorChipGenerator(CompiledByChip, Generator):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         raise AssertionError("a chip without grids launches its kernels one by one")
+
+
+class SpirvGenerator(_CompiledByChip, GpuGenerator):
+    """For Vulkan and other chips that take SPIR-V. For people to read there is the loop form, which the words follow
+    node by node."""
+
+    form = staticmethod(spirv_module)
+
+    def assemble(self, module: Module, target: Target) -> str:
+        return format_module(module)
+
 
 def generator_for(target: Target, compile: Compile) -> Any:
     """What makes code for a chip that describes itself so."""

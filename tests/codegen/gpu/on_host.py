@@ -10,7 +10,7 @@ from smelt import _native
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
-from smelt.codegen.gpu.grid_plan import GridPlan
+from smelt.codegen.gpu.grids import KernelGrids
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.codegen.write_module import join
@@ -40,7 +40,7 @@ class OnHost:
         target, generator = describe_host_warps("test", warp, cluster), HostGenerator()
         self.kernel = kernel
         self.warp = warp
-        self.plan: GridPlan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
+        self.plan: KernelGrids = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
         self.code = generator.emit("k", self.plan, target, aligned=aligned)
         self.built = generator.load([join([self.code])], target)[0] if self.plan.phases else None
 

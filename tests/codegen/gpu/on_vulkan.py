@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from smelt.base.rewrite_budget import RewriteBudget
+from smelt.codegen.chip_generator import SpirvGenerator, spirv_module
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
 from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.codegen.write_module import join
 from smelt.device import Grid, KernelModule, Launch, Target

@@ -20,7 +20,7 @@ from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu import grid_plan
 from smelt.codegen.gpu.gpu_generator import HostGenerator
-from smelt.codegen.gpu.grid_plan import GridPlan
+from smelt.codegen.gpu.grids import KernelGrids
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.write_module import join
@@ -62,7 +62,7 @@ class BuiltKernel:
     """A kernel's phases as machine code, to run on tensors."""
 
     kernel: Kernel
-    plan: GridPlan
+    plan: KernelGrids
     code: EntryCode
     launcher: _native.GridLauncher
     keep_alive: object

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from smelt.codegen.gpu import grid_plan, phase_body, team_reductions
-from smelt.codegen.gpu.bodies import online_body, row_reductions_body
+from smelt.codegen.gpu import grid_plan, team_reductions
+from smelt.codegen.gpu.bodies import online_body, row_reductions_body, rows_body
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
+from smelt.codegen.gpu.bodies.rows_body import RowsBody
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.ir.kernel import Kernel
@@ -87,7 +88,7 @@ WITH_BARRIERS = [(name, ALONE) for name in ("softmax", "layer norm", "column sum
 @pytest.mark.parametrize("name, parts", [*WITH_BARRIERS, ("column sum", SHARED), ("columns", SHARED)])
 def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to."""
-    monkeypatch.setattr(grid_plan, "_resident", lambda made: 4)
+    monkeypatch.setattr(grid_plan, "_resident", lambda *_: 4)
     monkeypatch.setattr(team_reductions, "_MOST_PARTS", parts)
     kernel, whole = KERNELS[name], Simt.barrier
     count = barriers(kernel)
@@ -117,18 +118,18 @@ def no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_mask_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    folded = PhaseBody._folded
-    monkeypatch.setattr(PhaseBody, "_folded", lambda body, fold, place, all, mask: folded(body, fold, place, all, None))
+    folded = RowsBody._folded
+    monkeypatch.setattr(RowsBody, "_folded", lambda body, fold, so_far, mask: folded(body, fold, so_far, None))
     monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 3.0)  # what it makes of points that are none
 
 
 def no_neutral_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = phase_body.start
+    start = rows_body.start
 
     def wrong(b: Any, op: Any, dtype: Any, lanes: int) -> Any:
         return b.const("f32", 1.0, lanes) if start(b, op, dtype, lanes).kind == "f32" else start(b, op, dtype, lanes)
 
-    monkeypatch.setattr(phase_body, "start", wrong)
+    monkeypatch.setattr(rows_body, "start", wrong)
     monkeypatch.setattr(row_reductions_body, "start", wrong)
     monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 1.0)
 
@@ -146,9 +147,9 @@ def the_wrong_warp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_row_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of rows that are not there count as the first row's."""
-    both = PhaseBody._both
+    both = RowsBody._both
     monkeypatch.setattr(
-        PhaseBody, "_both", lambda body, one, other: one if other is body.row_mask else both(body, one, other)
+        RowsBody, "_both", lambda body, one, other: one if other is body.row_mask else both(body, one, other)
     )
 
 
@@ -168,7 +169,7 @@ def no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Callable[..., Any] = lambda b, folds, values, team, threads: list(values)  # noqa: E731
-    for room in (phase_body, row_reductions_body):
+    for room in (rows_body, row_reductions_body):
         monkeypatch.setattr(room, "reduce_teams", wrong)
 
 
@@ -193,7 +194,7 @@ CASES = [(broken, name) for broken, (_, names) in BREAKS.items() for name in nam
 def test_what_is_left_out_shows(broken: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKS[broken][0](monkeypatch)
     monkeypatch.setattr(grid_plan, "_ENOUGH_BLOCKS", 1)  # several points at once
-    monkeypatch.setattr(grid_plan, "_resident", lambda made: 4)  # several rows a block
+    monkeypatch.setattr(grid_plan, "_resident", lambda *_: 4)  # several rows a block
     assert is_wrong(KERNELS[name])
 
 
@@ -201,16 +202,16 @@ def test_bounds_of_parts_show(monkeypatch: pytest.MonkeyPatch) -> None:
     split_more(monkeypatch)
     kernel = KERNELS["softmax"]
     assert not is_wrong(kernel)
-    cols = PhaseBody._cols
+    cols = RowsBody._cols
 
-    def unbounded(body: PhaseBody, number: Any) -> Any:
-        before, body.plan = body.plan, replace(body.plan, bounds=())
+    def unbounded(body: RowsBody, number: Any) -> Any:
+        before, body.grid = body.grid, replace(body.grid, bounds=())
         try:
             return cols(body, number)
         finally:
-            body.plan = before
+            body.grid = before
 
-    monkeypatch.setattr(PhaseBody, "_cols", unbounded)
+    monkeypatch.setattr(RowsBody, "_cols", unbounded)
     assert is_wrong(kernel)
 
 

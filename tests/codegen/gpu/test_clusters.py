@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu import grid_plan, team_reductions
+from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.long_rows import outputs_as_scratch, recomputed
 from smelt.codegen.gpu.simt import Simt
 from smelt.ir.check_kernel import check_kernel
@@ -102,7 +102,7 @@ def test_powers_in_an_output_stay_in_registers(aligned: bool) -> None:
 
 def test_a_row_too_long_for_all_of_them_is_read_again() -> None:
     made = OnHost(softmax(3, 50_000), cluster=8)
-    assert made.plan.phases[0].cluster == 1 and isinstance(made.plan.phases[0].work, Online)
+    assert made.plan.phases[0].cluster == 1 and isinstance(made.plan.phases[0], OnlineRows)
     made.check(atol=1e-7)
 
 
@@ -161,7 +161,7 @@ def test_what_an_output_holds_for_a_while_is_scratch() -> None:
 def test_two_reads_and_a_write_without_clusters(cols: int) -> None:
     made = OnHost(aside(3, cols))
     (phase,) = made.plan.phases
-    assert isinstance(phase.work, Online) and made.plan.workspace == 0
+    assert isinstance(phase, OnlineRows) and made.plan.workspace == 0
     made.check(atol=1e-7)
 
 

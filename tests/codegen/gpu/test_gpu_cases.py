@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.grid_plan import Along
+from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from tests.codegen.cpu.test_layouts import DTYPES
@@ -184,7 +184,8 @@ def test_columns_that_update_what_they_read() -> None:
         store r[i] = zero
     """
     kernel = parse_kernel(text)
-    assert build(kernel, 8).plan.phases[0].along is Along.ROWS
+    rows = build(kernel, 8).plan.phases[0]
+    assert isinstance(rows, Rows) and rows.along_rows
     same_as_reference(kernel, orders=("forward", "reverse", "shuffled"))
 
 

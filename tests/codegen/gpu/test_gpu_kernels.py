@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smelt.codegen.gpu import grid_plan
+from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.ir.kernel import Accumulate, Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage
 from smelt.symbolic.shapes import contiguous_stride, product
 from tests.codegen.cpu.test_kernels import PARTIAL, POINTWISE, kernels, pointwise
@@ -26,11 +27,11 @@ def test_row_kernels(text: str, rows: int, cols: int) -> None:
 
 
 def test_a_plan_has_the_reasons_against_other_schedules() -> None:
-    made = grid_plan.plan(parse_kernel(sized(SOFTMAX, 64, 1000)), 32, 8)
+    made = grid_plan.plan(parse_kernel(sized(SOFTMAX, 64, 1000)), describe_cuda("sm_90"))
     assert [name for name, _ in made.why_not] == [row.name for row in grid_plan.SCHEDULES[:-1]]
     reasons = dict(made.why_not)
     assert reasons["points"] == "it is not pointwise" and reasons["clusters"] == "rows are short"
-    few = grid_plan.plan(parse_kernel(sized(SOFTMAX, 2, 1_000_000)), 32)
+    few = grid_plan.plan(parse_kernel(sized(SOFTMAX, 2, 1_000_000)), describe_cuda("sm_75"))
     assert len(few.phases) > 1 and "split rows" not in dict(few.why_not)
 
 

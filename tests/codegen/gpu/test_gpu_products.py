@@ -8,6 +8,7 @@ import torch
 
 import smelt
 from smelt.codegen.gpu.grid_plan import plan
+from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.products import product_tiles
 from smelt.codegen.gpu.products.product_tiles import SHAPES, TileShape, why_no_tile
 from smelt.codegen.targets import SIMT_HOST
@@ -80,7 +81,7 @@ def test_every_shape_of_a_tile(shape: TileShape, monkeypatch: pytest.MonkeyPatch
 
 def test_many_terms_of_few_points_are_shared() -> None:
     kernel = linear(4, 20, 5001)
-    made = plan(kernel, 8)
+    made = plan(kernel, describe_host_warps("test", 8))
     assert len(made.phases) == 2 and made.phases[0].blocks > 8
     OnHost(kernel).check(atol=1e-3)
 

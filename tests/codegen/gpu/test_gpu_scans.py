@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from smelt.codegen.gpu.grid_plan import Along, plan
+from smelt.codegen.gpu.bodies.rows_body import Rows
+from smelt.codegen.gpu.cuda_target import describe_cuda
+from smelt.codegen.gpu.grid_plan import plan
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from tests.codegen.cpu.test_scans import ALONG_ROWS, DOWN, DTYPES, SHARES
@@ -132,14 +134,15 @@ def test_long_rows_go_in_parts(op: str, how: str, cols: int) -> None:
     kernel = along(2, cols, op, how=how)
     x = values(torch.float32, 2 * cols)
     check(kernel, x if op != "prod" else x.clamp(0.9999, 1.0001), (8,))
-    assert len(plan(kernel, 32).phases) == 3
+    assert len(plan(kernel, describe_cuda("sm_75")).phases) == 3
 
 
 @pytest.mark.parametrize("how", ["", " backwards"])
 def test_few_long_columns_go_in_parts(how: str) -> None:
     kernel = down(1, 700, 48, "sum", how=how)
     check(kernel, values(torch.float32, 700 * 48), (8,))
-    assert [phase.along for phase in plan(kernel, 32).phases][::2] == [Along.ROWS, Along.ROWS]
+    phases = plan(kernel, describe_cuda("sm_75")).phases[::2]
+    assert [isinstance(phase, Rows) and phase.along_rows for phase in phases] == [True, True]
 
 
 def test_a_long_sum_is_as_exact_as_one_in_float64() -> None:

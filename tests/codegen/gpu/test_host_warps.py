@@ -88,5 +88,5 @@ def test_warps_of_fewer_than_four_threads_are_refused() -> None:
     accumulate sum t[0] = a
 """)
     with pytest.raises(SmeltError, match="4 or more threads"):
-        plan(kernel, 2)
-    assert plan(kernel, 4).phases
+        plan(kernel, describe_host_warps("test", 2))
+    assert plan(kernel, describe_host_warps("test", 4)).phases

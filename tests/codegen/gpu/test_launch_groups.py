@@ -18,7 +18,7 @@ from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.targets import GROUP_BUFFERS
 from smelt.codegen.write_module import join
 from smelt.ir.kernel import Kernel, KernelGroup
-from smelt.ir.loops import Value
+from smelt.ir.loops import Function, Value
 from tests.codegen.gpu.on_host import ORDERS, filled
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import SOFTMAX, sized
@@ -135,12 +135,12 @@ kernel scale{count} rows() cols(j:{count})
 def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that go to another kernel, buffers of another one, a length that is too short: nothing is written outside
     of a buffer by any of them."""
-    real = launch_groups.GroupMembers
+    real = launch_groups._grid_function
 
-    def wrong(values: tuple[int, ...], starts: tuple[int, ...], buffers: int) -> launch_groups.GroupMembers:
+    def wrong(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int]) -> Function:
         if broken == "blocks":
-            return real(values, (0, *(start + 1 for start in starts[1:])), buffers)
-        return real((min(values),) * len(values), starts, buffers)
+            return real(b, lengths, (0, *(start + 1 for start in first_blocks[1:])))
+        return real(b, (min(lengths),) * len(lengths), first_blocks)
 
     search = launch_groups._search
 
@@ -150,7 +150,7 @@ def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) ->
     if broken == "buffers":
         monkeypatch.setattr(launch_groups, "_search", of_first)
     else:
-        monkeypatch.setattr(launch_groups, "GroupMembers", wrong)
+        monkeypatch.setattr(launch_groups, "_grid_function", wrong)
     kernels = [update(count) for count in ((1000, 1000) if broken == "buffers" else (1000, 5000, 77))]
     code = HostGenerator().emit_group("group", kernels, HOST)
     assert len(code.phases) == 1

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smelt.codegen.cpu.online_softmax import Online
+from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.long_rows import without_scratch
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel, Role
@@ -52,7 +52,7 @@ def log_sum(rows: int, cols: int, dtype: str = "f32") -> Kernel:
 def test_softmax_in_two_passes(cols: int) -> None:
     made = OnHost(softmax(3, cols))
     (phase,) = made.plan.phases
-    assert isinstance(phase.work, Online) and not phase.unrolled
+    assert isinstance(phase, OnlineRows) and not phase.unrolled
     assert made.plan.workspace == 0  # nothing is kept aside
     made.check(atol=1e-7)
 
@@ -60,7 +60,7 @@ def test_softmax_in_two_passes(cols: int) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_log_of_a_sum(dtype: str) -> None:
     made = OnHost(log_sum(3, 9001, dtype))
-    assert isinstance(made.plan.phases[0].work, Online)
+    assert isinstance(made.plan.phases[0], OnlineRows)
     made.check()
 
 
@@ -95,7 +95,7 @@ def test_what_is_read_from_an_updated_array_is_kept() -> None:
 def test_rows_of_any_length() -> None:
     kernel = parse_kernel(SOFTMAX.format(rows="s0", cols="s1", total="s0*s1"), {"s0": 4, "s1": 5000})
     made = OnHost(kernel)
-    assert isinstance(made.plan.phases[0].work, Online)
+    assert isinstance(made.plan.phases[0], OnlineRows)
     for rows, cols in [(2, 2), (3, 4), (5, 4000), (2, 6004)]:
         if cols % made.plan.phases[0].width == 0:
             made.check({"s0": rows, "s1": cols}, atol=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.grid_plan import Along
+from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.phase_kernels import in_one_loop
 from smelt.ir.kernel import Kernel
 from tests.codegen.gpu.on_host import OnHost, ptx
@@ -142,7 +142,7 @@ def test_scalars_that_are_computed_first_are_computed_at_every_point(rows: int) 
         )
     )  # fmt: skip
     made = OnHost(kernel)
-    assert [phase.along for phase in made.plan.phases] == [Along.POINTS]
+    assert [type(phase) for phase in made.plan.phases] == [Points]
     made.check(given=[torch.randn(rows * 1001), torch.tensor([0.5])])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.row_reductions import RowReductions
+from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
 from smelt.ir.kernel import Kernel
 from tests.codegen.gpu.on_host import OnHost, ptx
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
@@ -106,7 +106,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows, cols", [(3, 7), (170, 33), (90, 6), (133, 2), (9, 1000), (70, 64), (300, 256)])
 def test_many_rows_a_block(few_blocks: None, rows: int, cols: int) -> None:
     made = OnHost(norm(rows, cols))
-    folds = made.plan.phases[0].work
+    folds = made.plan.phases[0]
     assert isinstance(folds, RowReductions) and (folds.each > 1 or rows < 10)
     made.check(atol=1e-5 * rows)
 
@@ -117,27 +117,28 @@ def test_sums_of_narrow_numbers(few_blocks: None) -> None:
 
 def test_rows_too_long_for_registers(few_blocks: None) -> None:
     made = OnHost(norm(13, 5000))
-    assert not made.plan.phases[0].unrolled and isinstance(made.plan.phases[0].work, RowReductions)
+    rows = made.plan.phases[0]
+    assert isinstance(rows, RowReductions) and not rows.unrolled
     made.check(atol=1e-4)
 
 
 @pytest.mark.parametrize("n, g, c, p", [(5, 3, 4, 8), (17, 4, 3, 50), (9, 2, 8, 700), (30, 2, 3, 5)])
 def test_rows_that_are_kept_are_groups(few_blocks: None, n: int, g: int, c: int, p: int) -> None:
     made = OnHost(_with_sizes(GROUP_BACKWARD, n=n, g=g, c=c, p=p))
-    assert isinstance(made.plan.phases[0].work, RowReductions) and made.plan.phases[0].work.groups
+    assert isinstance(made.plan.phases[0], RowReductions) and made.plan.phases[0].groups
     made.check(atol=1e-3)
 
 
 def test_few_long_rows_are_kept_aside() -> None:
     made = OnHost(parse_kernel(sized(COLUMN_SUM, 2, 200_000)))
-    assert all(not isinstance(phase.work, RowReductions) for phase in made.plan.phases)
+    assert all(not isinstance(phase, RowReductions) for phase in made.plan.phases)
     made.check()
 
 
 def test_one_piece_of_code_for_all_sizes(few_blocks: None) -> None:
     kernel = parse_kernel(COLUMN_SUM.format(rows="s0", cols="s1", total="s0*s1"), {"s0": 60, "s1": 24})
     made = OnHost(kernel)
-    assert isinstance(made.plan.phases[0].work, RowReductions)
+    assert isinstance(made.plan.phases[0], RowReductions)
     for rows, cols in [(2, 2), (3, 7), (60, 24), (200, 33), (5, 1000)]:
         made.check({"s0": rows, "s1": cols})
 
@@ -159,11 +160,11 @@ def test_what_a_gpu_is_given() -> None:
 def test_the_next_row_is_read_while_one_is_computed(
     monkeypatch: pytest.MonkeyPatch, rows: int, cols: int, dtype: str
 ) -> None:
-    monkeypatch.setattr(grid_plan, "_resident", lambda made: 3)
+    monkeypatch.setattr(grid_plan, "_resident", lambda *_: 3)
     monkeypatch.setattr(grid_plan, "_MULTIPROCESSORS", 1)
     made = OnHost(norm(rows, cols, dtype))
-    folds = made.plan.phases[0].work
-    assert made.plan.phases[0].prefetches and isinstance(folds, RowReductions) and folds.each > 1
+    folds = made.plan.phases[0]
+    assert isinstance(folds, RowReductions) and folds.prefetches and folds.each > 1
     loose = dtype != "f32"
     made.check(rtol=2e-2 if loose else 1e-5, atol=(1e-2 if loose else 1e-5) * rows)
 
@@ -171,7 +172,8 @@ def test_the_next_row_is_read_while_one_is_computed(
 def test_rows_that_would_not_fit_are_not_read_ahead(few_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_plan, "_REGISTERS", 20)
     made = OnHost(norm(300, 256))
-    assert made.plan.phases[0].unrolled is False or not made.plan.phases[0].prefetches
+    rows = made.plan.phases[0]
+    assert isinstance(rows, RowReductions) and not (rows.unrolled and rows.prefetches)
     made.check(atol=3e-3)
 
 

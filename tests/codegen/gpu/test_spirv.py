@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from smelt.base.errors import SmeltError
+from smelt.codegen.chip_generator import SpirvGenerator, spirv_module
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.spirv.print_spirv import PUSHED, print_grids
-from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
-from smelt.codegen.gpu.spirv.thread import Spirv
 from smelt.codegen.loops.builder import Builder, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Grid, Launch
@@ -160,12 +160,12 @@ def test_more_parameters_than_are_pushed() -> None:
     same_on_vulkan(Kernel("many", (), (Axis("j", count),), buffers, (Stage(True, tuple(body)),)))
 
 
-def builder(threads: int) -> Spirv:
+def builder(threads: int) -> Simt:
     """Of a grid with one buffer."""
-    return Spirv(target(), "k", Sizes(1), "i64", buffers=1, threads=threads)
+    return Simt(target(), "k", Sizes(1), "i64", buffers=1, threads=threads)
 
 
-def on_device(b: Spirv, memory: torch.Tensor, helpers: tuple[loops.Function, ...] = ()) -> torch.Tensor:
+def on_device(b: Simt, memory: torch.Tensor, helpers: tuple[loops.Function, ...] = ()) -> torch.Tensor:
     """What one block leaves in memory."""
     module = spirv_module(loops.Module((b.grid_function(),), helpers))
     validate(module)

@@ -1,40 +1,30 @@
-"""Code generators for GPUs: two lowerings of the same schedules.
+"""Code generators for GPUs: one way to write a kernel's grids, and what becomes of their modules.
 
     CudaGenerator    PTX, for NVIDIA's GPUs
     HostGenerator    machine code of this processor, in which a warp is a vector
+
+`codegen.chip_generator` has one for chips that take SPIR-V.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
-from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.generator import EntryCode, Generator, named
-from smelt.codegen.gpu.bodies.online_body import OnlineBody
-from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
-from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
-from smelt.codegen.gpu.grid_plan import SCHEDULES, Along, GridPlan, PhasePlan, plan, uses_wide_positions
-from smelt.codegen.gpu.host import shared_apart, warp_function
+from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
+from smelt.codegen.gpu.grids import Grid, KernelGrids
+from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launch_groups import emit_group
-from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.products.product_body import ProductBody
-from smelt.codegen.gpu.products.product_tiles import ProductTile
-from smelt.codegen.gpu.row_reductions import RowReductions
-from smelt.codegen.gpu.scatters.run_levels import RunLevel
-from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.gpu.transpose_tiles import TransposeTile
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.kernel import AnyKernel, Kernel
+from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
 from smelt.ir.products.library_call import LibraryCall
@@ -44,29 +34,23 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 _LONG = 40_000  # letters of a function
-_MANY_THREADS = 512  # of a block: larger ones have few registers for each
 
 
 class GpuGenerator(Generator):
-    """What both lowerings share."""
+    """From kernels to grids in the loop form, for all GPUs."""
 
     TABLES: Mapping[str, Sequence[Row]] = {"each kernel": SCHEDULES}
-    builder: type[Simt] = Simt
 
-    def lower(self, b: Simt, function: Function) -> Function:
-        """What the target runs, of the function of a thread that `b` wrote."""
-        return function
+    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> KernelGrids:
+        return plan(kernel, target)
 
-    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
-        return plan(kernel, target.warp_size, target.cluster_blocks)
-
-    def emit(self, symbol: str, plan: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+    def emit(self, symbol: str, plan: KernelGrids, target: Target, *, aligned: bool = True) -> EntryCode:
         """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
         return self._emit(symbol, plan, target, aligned, 0, len(plan.kernel.parameters))
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        grouped = emit_group(f"{symbol}_0", kernels, target, self.builder, self.lower, aligned=aligned)
+        grouped = emit_group(f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -84,7 +68,7 @@ class GpuGenerator(Generator):
         )
 
     def _emit(
-        self, symbol: str, plan: GridPlan, target: Target, aligned: bool, first: int, buffers: int
+        self, symbol: str, plan: KernelGrids, target: Target, aligned: bool, first: int, buffers: int
     ) -> EntryCode:
         """The kernel's buffers begin at `first` among the launch's `buffers`."""
         sizes = Sizes(buffers)
@@ -93,8 +77,7 @@ class GpuGenerator(Generator):
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
-            has_long_rows = isinstance(phase.work, RowReductions) and not phase.unrolled
-            b = self.builder(
+            b = Simt(
                 target,
                 f"{symbol}.{number}".replace(".", "_"),
                 sizes,
@@ -103,30 +86,26 @@ class GpuGenerator(Generator):
                 threads=phase.threads,
                 cluster=phase.cluster,
                 resident=phase.resident,
-                predicates=phase.threads <= _MANY_THREADS and not has_long_rows,
+                predicates=phase.has_predicates,
                 parameters=names,
                 places=dict(plan.places),
                 aligned=aligned,
             )
-            _body(phase)(b, phase).write()
+            phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
-            phases.append(replace(self.grid(b, phase), product=call))
+            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call))
         called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
         for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):
                 sizes.slot(size)  # the launcher must know it
-        functions = tuple(self.lower(b, b.grid_function()) for b in builders)
+        functions = tuple(lowered(b, b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
         return EntryCode(functions, tuple(helpers.values()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
 
-    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
-        """How a phase that was written out is launched."""
-        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
 
-
-def _library_call(phase: PhasePlan, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
+def _library_call(phase: Grid, names: Sequence[str], places: Mapping[str, Size], buffers: int) -> LibraryCall:
     assert phase.product is not None
     at = []
     for each in phase.product.operands:
@@ -135,32 +114,8 @@ def _library_call(phase: PhasePlan, names: Sequence[str], places: Mapping[str, S
     return LibraryCall(phase.product, phase.instead_of, tuple(at))
 
 
-_BODIES: Mapping[type, type[PhaseBody]] = {
-    TransposeTile: TransposeBody,
-    ProductTile: ProductBody,
-    RunLevel: RunReductionBody,
-    Online: OnlineBody,
-    RowReductions: RowReductionsBody,
-}
-
-
-def _body(phase: PhasePlan) -> type[PhaseBody]:
-    if phase.work is None:
-        return PointsBody if phase.along is Along.POINTS else PhaseBody
-    return _BODIES[type(phase.work)]
-
-
 class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
-
-    def lower(self, b: Simt, function: Function) -> Function:
-        return warp_function(b, function)
-
-    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
-        if phase.cluster == 1:
-            return super().grid(b, phase)
-        blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
-        return GridPhase(b.symbol, blocks, threads, shared_apart(b) * phase.cluster, b.has_barrier)
 
     load = staticmethod(llvm_compile.load)
     assemble = staticmethod(llvm_compile.assemble_module)
@@ -169,8 +124,7 @@ class HostGenerator(GpuGenerator):
 class CudaGenerator(GpuGenerator):
     """For NVIDIA's GPUs. Profilers show functions by the names of kernels."""
 
-    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
-        return named(kernels)
+    symbols = staticmethod(named)
 
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
         return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), modules)

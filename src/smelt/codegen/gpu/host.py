@@ -21,6 +21,7 @@ from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
 from smelt.device import Target
 from smelt.ir import loops
 from smelt.ir.loops import CompareExchange, For, Function, If, Node, Repeat, Value, walk
+from smelt.symbolic.shapes import Size
 from smelt.torch_abi.symbols import SIMT_BARRIER
 
 _BLOCK, _WARP = param("block"), param("warp")
@@ -34,6 +35,7 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
         describe_host(),
         name=name,
         warp_size=warp,
+        warps_are_vectors=True,
         cluster_blocks=cluster,
         access_lanes=1,
         fma_clobbers_addend=False,
@@ -46,6 +48,18 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
 def shared_apart(b: Simt) -> int:
     """Bytes between the shared memory of two blocks of a cluster."""
     return -(-b.shared_bytes // 16) * 16
+
+
+def launched(b: Simt, blocks: Size) -> tuple[Size, int, int]:
+    """Blocks of a launch, threads of each, and bytes of their shared memory. On the host a block is a whole cluster."""
+    if b.cluster == 1 or not b.target.warps_are_vectors:
+        return blocks, b.threads, b.shared_size
+    return blocks // b.cluster, b.threads * b.cluster, shared_apart(b) * b.cluster
+
+
+def lowered(b: Simt, function: Function) -> Function:
+    """What the target runs, of the function of a thread that `b` wrote."""
+    return warp_function(b, function) if b.target.warps_are_vectors else function
 
 
 def warp_function(source: Simt, function: Function) -> Function:

@@ -15,7 +15,7 @@ Values that need only loads and arithmetic are recomputed rather than passed thr
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from smelt.codegen.axes import dense_index, rewritten
+from smelt.codegen.axes import rewritten
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
     Access,
@@ -37,7 +37,6 @@ from smelt.ir.kernel import (
 )
 
 _EFFECTS = Store | Accumulate | Scatter
-dense = dense_index
 
 
 def has(kernel: Kernel, *kinds: type) -> bool:

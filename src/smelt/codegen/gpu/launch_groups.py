@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
+from smelt.codegen.gpu.bodies.points_body import Points
+from smelt.codegen.gpu.grid_plan import plan
+from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
@@ -35,32 +35,23 @@ def _always(value: int) -> Callable[[Symbol], int]:
     return lambda _: value
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMembers:
-    """The members of a group: the symbol's value and the first block of each."""
-
-    values: tuple[int, ...]
-    starts: tuple[int, ...]
-    buffers: int  # of each
-
-
-def _grid_function(b: Simt, members: GroupMembers) -> Function:
+def _grid_function(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int]) -> Function:
     """What `b` wrote for one member, as a function of all of them: from the block's number to the member, whose
-    parameters and sizes then have the names that the code knows."""
+    parameters and sizes then have the names that the code knows. `lengths`: the symbol's value in each member."""
     assert b.sizes is not None
-    parameters = [b.taken(number) for number in range(members.buffers)]
+    parameters = [b.taken(number) for number in range(b.buffers)]
     names = [param(f"size{slot}") for slot in range(len(b.sizes.params))] + [param("first")]
-    starts = [b.const("i64", start) for start in members.starts]
+    starts = [b.const("i64", first) for first in first_blocks]
     of_each = [
         [*(b.const("i64", as_integer(size.evaluate(_always(value)))) for size in b.sizes.params), start]
-        for value, start in zip(members.values, starts, strict=True)
+        for value, start in zip(lengths, starts, strict=True)
     ]
     code, b.prologue, b.body = [*b.prologue, *b.body], [], []
-    block = b.launched_block()
+    block = b.convert("zext", b.id("block"), "i64")
     params: list[Value] = []
-    if b.reads_parameters:
+    if b.is_vulkan:
         # As branches, these would be too many for some devices.
-        firsts = [b.const("i64", member * members.buffers) for member in range(len(of_each))]
+        firsts = [b.const("i64", member * b.buffers) for member in range(len(of_each))]
         values = [firsts[0], *of_each[0]]
         for start, first, sizes in zip(starts[1:], firsts[1:], of_each[1:], strict=True):
             is_past = b.icmp("uge", block, start)
@@ -76,8 +67,8 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
     b.body.append(Compute(_OWN, "sub", (block, names[-1])))
     b.body += code
     function = b.grid_function()
-    function.params = () if b.reads_parameters else (*params, WORKSPACE)
-    function.parameters = len(of_each) * members.buffers + 1 if b.reads_parameters else 0  # the workspace, too
+    function.params = () if b.is_vulkan else (*params, WORKSPACE)
+    function.parameters = len(of_each) * b.buffers + 1 if b.is_vulkan else 0  # the workspace, too
     return function
 
 
@@ -100,42 +91,32 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
     return b.convert("inttoptr", parameter, like.kind)
 
 
-def emit_group(
-    symbol: str,
-    kernels: Sequence[Kernel],
-    target: Target,
-    builder: type[Simt],
-    lower: Callable[[Simt, Function], Function],
-    *,
-    aligned: bool = True,
-) -> EntryCode | None:
+def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode | None:
     """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
     where they do not, or are no pointwise kernels along a line."""
     shared = _body(kernels)
     if shared is None:
         return None
     body, values, shape_env = shared
-    grid_plan: GridPlan = plan(body, target.warp_size)
-    if len(grid_plan.phases) != 1 or grid_plan.workspace:
+    grids = plan(body, target)
+    if len(grids.phases) != 1 or grids.workspace or not isinstance(grids.phases[0], Points):
         return None
-    (phase,) = grid_plan.phases
-    if phase.along is not Along.POINTS or phase.work is not None:
-        return None
+    (points,) = grids.phases
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None
-    blocks = [as_integer(expression_of(phase.blocks).evaluate(_always(value))) for value in values]
+    blocks = [as_integer(expression_of(points.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
-    members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     names = [buffer.name for buffer in body.parameters]
-    b = builder(
-        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=phase.threads, block=_OWN, parameters=names,
+    b = Simt(
+        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=points.threads, block=_OWN, parameters=names,
         aligned=aligned,
     )  # fmt: skip
-    PointsBody(b, phase).write()
+    points.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
-    grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_size, b.has_barrier)
-    return EntryCode((lower(b, _grid_function(b, members)),), tuple(b.helpers.values()), 0, phases=(grid,))
+    grid = GridPhase(symbol, sum(blocks), points.threads, b.shared_size, b.has_barrier)
+    function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)]))
+    return EntryCode((function,), tuple(b.helpers.values()), 0, phases=(grid,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

@@ -33,19 +33,6 @@ _PART = "part"
 
 
 @dataclass(frozen=True, slots=True)
-class RowReductions:
-    """How a grid goes through rows. `parts` blocks share each group, and come back to it `each` times."""
-
-    groups: tuple[Axis, ...]  # the first row axes of the kernel
-    parts: Size
-    each: int
-
-    @property
-    def group_count(self) -> Size:
-        return product(axis.size for axis in self.groups)
-
-
-@dataclass(frozen=True, slots=True)
 class OnePass:
     """A kernel that stores partials, each in a buffer with room for one part; and the original kernel."""
 

@@ -30,7 +30,7 @@ from smelt.codegen.gpu.kernel_slices import (
     with_buffers,
 )
 from smelt.codegen.gpu.phase_kernels import AxisParts, PhaseKernel
-from smelt.codegen.loops.reductions import fold_dtype
+from smelt.codegen.loops.reductions import COMBINE, fold_dtype
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Access,
@@ -254,5 +254,4 @@ def _joined(scan: Scan, left: str, right: str, out: str, dtype: torch.dtype) -> 
             Compute(keep, "or", (more, odd), torch.bool),
             Compute(out, "where", (keep, left, right), dtype),
         ]
-    names = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
-    return [Compute(out, names[scan.op], (left, right), dtype)]
+    return [Compute(out, COMBINE[scan.op], (left, right), dtype)]

@@ -9,7 +9,11 @@
 
 Schedules write straight-line code: whole warps take branches, loops run equally often in all threads, and stores by
 some threads only are under `where`. A thread without a point of its own computes the first point and stores nothing. So
-`host` can rewrite the finished function to that of a warp, and `spirv.thread` has what differs for Vulkan.
+`host` can rewrite the finished function to that of a warp.
+
+For Vulkan (`Target.form` is "spirv") some primitives are several nodes: shared memory has no addresses, so each array
+is a variable for each kind of number kept in it; atomic operations have 32 bits at least; and lanes exchange values
+through shared memory on devices without shuffles. A warp is what Vulkan calls a subgroup.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,9 +60,6 @@ class Simt(Builder):
     `parameters`: names of the launch's buffers, in order; `places`: of those in the workspace, with their first bytes.
     `aligned`: buffers begin at multiples of sixteen bytes."""
 
-    shared_lanes = MOST_BYTES  # elements of one access of shared memory
-    reads_parameters = False  # by their numbers, which need not be constants
-
     def __init__(
         self,
         target: Target,
@@ -81,7 +82,8 @@ class Simt(Builder):
         self.index_kind = index_kind  # of positions and counts: i32 where all of them fit
         self.buffers, self.threads, self.resident = buffers, threads, resident
         self.cluster = cluster  # blocks that run at the same time, and read each other's shared memory
-        self.predicates, self.aligned = predicates, aligned
+        self.is_vulkan = target.form == "spirv"
+        self.predicates, self.aligned = predicates and not self.is_vulkan, aligned
         self._parameters, self._places = {name: place for place, name in enumerate(parameters)}, places or {}
         self.numbers: dict[int, str] = {}  # parameters that are no addresses, each with its kind in memory
         self.shared_bytes = 0
@@ -90,7 +92,9 @@ class Simt(Builder):
         self._ids: dict[str, Value] = {}
         self._exchange: int | None = None  # where the memory begins that is used again
         self._predicate: Mask = None  # of threads that store
-        self._uses_shared = False
+        self._array_bytes: dict[int, int] = {}  # of shared memory, by their first byte
+        self._arrays: set[tuple[int, str]] = set()  # those in use, each with a kind of its elements
+        self._words: int | None = None  # an array through which lanes exchange values
 
     # Where this is.
 
@@ -123,10 +127,6 @@ class Simt(Builder):
     def block_number(self) -> Value:
         """Which block of the grid this is."""
         return self._own_block or self._wide(self.id("block"))
-
-    def launched_block(self) -> Value:
-        """The same, of a launch of several grids."""
-        return self.convert("zext", self.id("block"), "i64")
 
     def cluster_rank(self) -> Value:
         """Which block of its cluster this is."""
@@ -236,10 +236,26 @@ class Simt(Builder):
         """An element becomes what `change` makes of it and `value`, and no other thread changes it meanwhile. Threads
         come in any order. `plain`: what LLVM's `atomicrmw` calls this, where it has a name for it."""
         address = self.element(pointer, kind, at)
-        if plain is not None:
+        if plain is not None and not (self.is_vulkan and plain == "fadd"):  # an extension that few devices have
             self.body.append(Atomic(plain, address, value))
+        elif self.is_vulkan and BITS[kind] < 32:
+            self._update_in_word(address, kind, lambda old: change(old, value))
         else:
             self._update(address, f"i{BITS[kind]}", lambda old: self._whole(change(self._back(old, kind), value)))
+
+    def _update_in_word(self, address: Value, kind: str, change: Callable[[Value], Value]) -> None:
+        """Change a narrow number by an atomic operation on the word around it."""
+        number = self.convert("ptrtoint", address, "i64")
+        aligned = self.convert("inttoptr", self.and_(number, -4), GLOBAL)
+        shift = self.convert("trunc", self.shl(self.and_(number, 3), 3), "i32")
+        others = self.not_(self.shl(self.const("i32", (1 << BITS[kind]) - 1), shift))
+
+        def changed(old: Value) -> Value:
+            mine = self.convert("trunc", self.lshr(old, shift), f"i{BITS[kind]}")
+            word = self.convert("zext", self._whole(change(self._back(mine, kind))), "i32")
+            return self.or_(self.and_(old, others), self.shl(word, shift))
+
+        self._update(aligned, "i32", changed)
 
     def _update(self, address: Value, kind: str, change: Callable[[Value], Value]) -> None:
         """Replace an integer in memory, only if it is still what the new one was computed from."""
@@ -257,7 +273,8 @@ class Simt(Builder):
     def shared_array(self, kind: str, length: int) -> int:
         """Room for elements that the threads of a block share: its first byte."""
         first = -(-self.shared_bytes // 16) * 16
-        self.shared_bytes = first + element_bytes(kind) * length
+        self._array_bytes[first] = element_bytes(kind) * length
+        self.shared_bytes = first + max(1, self._array_bytes[first])
         return first
 
     def exchange_array(self, size: int) -> int:
@@ -266,6 +283,7 @@ class Simt(Builder):
             self._exchange = self.shared_array("i8", 0)
         else:
             self.barrier()  # all have loaded what was there before
+        self._array_bytes[self._exchange] = max(self._array_bytes[self._exchange], size)
         self.shared_bytes = max(self.shared_bytes, self._exchange + size)
         return self._exchange
 
@@ -275,7 +293,7 @@ class Simt(Builder):
 
     def load_shared_vector(self, first: int, at: Value, kind: str, width: int) -> list[Value]:
         """Elements side by side, from one on whose address is a multiple of their size, or of sixteen bytes."""
-        return self._load(self.shared_address(first, kind), at, kind, width, self.shared_lanes)
+        return self._load(self.shared_address(first, kind), at, kind, width, 1 if self.is_vulkan else MOST_BYTES)
 
     def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
         """The first element of a `shared_array` of another block of this cluster."""
@@ -289,16 +307,25 @@ class Simt(Builder):
 
     def shared_address(self, first: int, kind: str) -> Value:
         """Where elements of a kind are in the block's memory; all kernels of a module use one name for that."""
-        self._uses_shared = True
+        self._arrays.add((first, kind))
+        if self.is_vulkan:
+            return Value(f"@{self.symbol}.shared{first}.{kind}", SHARED)
         return self.element(Value(f"@{SHARED_NAME}", SHARED), "i8", first)
 
     def shared_arrays(self) -> tuple[SharedArray, ...]:
-        return (SharedArray(SHARED_NAME, "i8", 0),) if self._uses_shared else ()
+        if not self.is_vulkan:
+            return (SharedArray(SHARED_NAME, "i8", 0),) if self._arrays else ()
+        return tuple(
+            SharedArray(f"{self.symbol}.shared{at}.{kind}", kind, -(-self._array_bytes[at] // element_bytes(kind)))
+            for at, kind in sorted(self._arrays)
+        )
 
     @property
     def shared_size(self) -> int:
         """Bytes of all arrays of shared memory."""
-        return self.shared_bytes
+        if not self.is_vulkan:
+            return self.shared_bytes
+        return sum(array.length * element_bytes(array.kind) for array in self.shared_arrays())
 
     # Exchange between the threads of a warp and of a block.
 
@@ -326,9 +353,26 @@ class Simt(Builder):
         return self._back(joined, value.kind)
 
     def _shuffle_word(self, word: Value, mode: str, lane: Value) -> Value:
+        if self.is_vulkan and "+shuffle" not in self.target.features.split(","):
+            return self._shuffle_in_memory(word, mode, lane)
         out = self.fresh("i32")
         self.body.append(Shuffle(out, word, mode, lane))
         return out
+
+    def _shuffle_in_memory(self, word: Value, mode: str, lane: Value) -> Value:
+        mine = self.id("lane")
+        if mode == "xor":
+            lane = self.xor(mine, lane)
+        elif mode == "up":
+            lane = self.select(self.icmp("uge", mine, lane), self.sub(mine, lane), 0)
+        if self._words is None:
+            self._words = self.shared_array("i32", self.threads)
+        first = self.mul(self.id("warp"), self.warp)
+        self.store_shared(self._words, self.add(first, mine), word)
+        self.warp_barrier()
+        loaded = self.load_shared(self._words, self.add(first, lane), "i32")
+        self.warp_barrier()  # before the next value is there
+        return loaded
 
     def _whole(self, value: Value) -> Value:
         return self.bits(value) if value.kind.startswith("f") else value

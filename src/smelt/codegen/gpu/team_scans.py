@@ -64,8 +64,9 @@ class RunningFold:
 
 @dataclass(frozen=True, slots=True)
 class TeamScan:
-    """One scan of a loop over tiles. `arrays`: a number for each warp, twice, for tiles take turns: a warp may be a
-    tile ahead of one that still reads."""
+    """One scan of a loop over tiles. `team`: threads that share a row; 0 where each point of a thread has a row of its
+    own. `arrays`: a number for each warp, twice, for tiles take turns: a warp may be a tile ahead of one that still
+    reads."""
 
     fold: RunningFold
     team: int
@@ -76,6 +77,24 @@ class TeamScan:
         parts = len(fold.nothing(b)) if team > b.warp else 0
         kind = memory_kind(fold.kept)
         return cls(fold, team, tuple(b.shared_array(kind, 2 * (team // b.warp)) for _ in range(parts)))
+
+    def start(self, b: Simt, points: int) -> tuple[Value, ...]:
+        """What a loop carries at first, of threads that take so many points together."""
+        return self.fold.nothing(b) * (1 if self.team else points)
+
+    def step(
+        self, b: Simt, values: Sequence[Value], mask: Mask, number: Value, before: tuple[Value, ...]
+    ) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """One tile: a result for each of `values`, and what the loop carries on."""
+        fold, nothing = self.fold, self.fold.nothing(b)
+        points = [fold.chosen(b, mask, fold.of(b, value), nothing) for value in values]
+        if self.team:
+            states, after = self.tile(b, points, before, number)
+        else:
+            olds = zip(*[iter(before)] * len(nothing), strict=True)
+            states = [fold.joined(b, old, point) for old, point in zip(olds, points, strict=True)]
+            after = tuple(each for state in states for each in state)
+        return tuple(fold.value(b, state) for state in states), after
 
     def tile(self, b: Simt, points: Sequence[State], before: State, number: Value) -> tuple[list[State], State]:
         """The running values at each point of this thread, and at the end of the tile with this number. `before`: up to
@@ -128,39 +147,3 @@ class TeamScan:
         behind = tuple(b.shuffle_from(each, b.select(is_first, warp, b.sub(warp, 1))) for each in scanned)
         here = fold.chosen(b, is_first, before, fold.joined(b, before, behind))
         return here, fold.joined(b, before, after)
-
-
-class StageScans:
-    """The scans of one loop. `team`: threads that share a row, 1 if each thread has its own rows; `ways`: points that a
-    thread takes together, of one row or (`rows_apart`) of adjacent rows. The loop carries a list of values for them."""
-
-    def __init__(self, b: Simt, scans: Sequence[tuple[str, RunningFold]], team: int, ways: int, *, rows_apart: bool):
-        self.b = b
-        self.ways = ways
-        self.rows_apart = rows_apart
-        self.scans = {out: TeamScan.of(b, fold, 1 if rows_apart else team) for out, fold in scans}
-
-    def start(self) -> list[Value]:
-        return [each for out in self.scans for each in self._nothing(out)]
-
-    def _nothing(self, out: str) -> State:
-        return self.scans[out].fold.nothing(self.b) * (self.ways if self.rows_apart else 1)
-
-    def step(
-        self, out: str, values: Sequence[Value], mask: Mask, number: Value, carried: list[Value]
-    ) -> tuple[tuple[Value, ...], list[Value]]:
-        """One scan of a tile: a result for each of `values`, and the values to carry on."""
-        b, scan, fold = self.b, self.scans[out], self.scans[out].fold
-        nothing = fold.nothing(b)
-        points = [fold.chosen(b, mask, fold.of(b, value), nothing) for value in values]
-        first = sum(len(self._nothing(each)) for each in list(self.scans)[: list(self.scans).index(out)])
-        parts = len(nothing)
-        if self.rows_apart:
-            olds = [tuple(carried[first + way * parts : first + (way + 1) * parts]) for way in range(self.ways)]
-            states = [fold.joined(b, old, point) for old, point in zip(olds, points, strict=True)]
-            after = [each for state in states for each in state]
-        else:
-            states, last = scan.tile(b, points, tuple(carried[first : first + parts]), number)
-            after = list(last)
-        carried = [*carried[:first], *after, *carried[first + len(after) :]]
-        return tuple(fold.value(b, state) for state in states), carried

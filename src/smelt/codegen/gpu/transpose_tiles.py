@@ -10,9 +10,8 @@ A line of the tile in shared memory is padded by one word, so that neither direc
 from collections.abc import Sequence
 from dataclasses import replace
 
-from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.bodies.transpose_body import WORD, TransposeTile
 from smelt.ir.kernel import Axis, Kernel, Load, Store
-from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
@@ -21,41 +20,12 @@ _LEAST_SIDE = 32
 _LEAST_EXTENT = 8  # of an axis that is worth tiles
 _THREADS = 256
 _SHARED_BYTES = 48 << 10
-_LINE = 128  # bytes that threads side by side go through, at least if they can
-_WORD = 4
 _ENOUGH_TILES = 528
 
 
-@dataclass(frozen=True, slots=True)
-class TransposeTile:
-    """`height` points of the axis `down`, which `reads` go along, by `width` points of the axis `along`."""
-
-    down: Axis
-    along: Axis
-    height: int
-    width: int
-    reads: tuple[Load, ...]
-    read_at_once: int  # points of `down` that a thread reads in one access
-
-    @property
-    def tiles(self) -> tuple[Axis, Axis]:
-        """Axes that count tiles."""
-        return (
-            Axis(f"{self.down.name}.tile", -(-self.down.size // self.height)),
-            Axis(f"{self.along.name}.tile", -(-self.along.size // self.width)),
-        )
-
-    def blocks(self, rows: Sequence[Axis]) -> Size:
-        return product(axis.size for axis in (*rows, *self.tiles))
-
-    def line(self, size: int) -> int:
-        """From one line of the tile to the next in shared memory, in elements of so many bytes."""
-        return self.height + max(1, _WORD // size)
-
-
-def transpose_tile(kernel: Kernel, at_once: int) -> tuple[Kernel, TransposeTile, int] | None:
-    """A pointwise `kernel` with the axes of a tile as its cols, the tile, and the threads of a block; None if no read
-    is transposed, or no store is contiguous. `at_once`: adjacent points along the last col axis that a thread takes."""
+def transpose_tile(kernel: Kernel, at_once: int) -> TransposeTile | None:
+    """The tile of a pointwise `kernel`; None if no read is transposed, or no store is contiguous. `at_once`: adjacent
+    points along the last col axis that a thread takes."""
     along = kernel.cols[-1]
     stores = [i for i in kernel.instructions() if isinstance(i, Store)]
     if hint(along.size) < _LEAST_EXTENT or not stores or not all(_steps_by_one(i, along) for i in stores):
@@ -66,18 +36,19 @@ def transpose_tile(kernel: Kernel, at_once: int) -> tuple[Kernel, TransposeTile,
     if not reads:
         return None
     sizes = [kernel.buffer(read.buffer).dtype.itemsize for read in reads]
-    tile = TransposeTile(down, along, _LEAST_SIDE, _LEAST_SIDE, tuple(reads), _at_once(kernel, down, reads))
-    large = replace(tile, height=_side(down), width=_side(along))
     rows = tuple(axis for axis in kernel.cols if axis is not down and axis is not along)
+    tiled, read_at_once = replace(kernel, rows=rows, cols=(down, along)), _at_once(kernel, down, reads)
+    tile = TransposeTile(tiled, down, along, _LEAST_SIDE, _LEAST_SIDE, tuple(reads), read_at_once, at_once)
+    large = replace(tile, height=_side(down), width=_side(along))
     room = sum(large.width * large.line(size) * size for size in sizes)
-    if max(sizes) <= _WORD and room <= _SHARED_BYTES and hint(large.blocks(rows)) >= _ENOUGH_TILES:
+    if max(sizes) <= WORD and room <= _SHARED_BYTES and hint(large.blocks) >= _ENOUGH_TILES:
         tile = large
     while sum(tile.width * tile.line(size) * size for size in sizes) > _SHARED_BYTES:
         if len(tile.reads) == 1:
             return None
         tile, sizes = replace(tile, reads=tile.reads[:-1]), sizes[:-1]  # the rest are read as they come
     threads = min(_THREADS, tile.height * tile.width // max(at_once, tile.read_at_once))
-    return replace(kernel, rows=rows, cols=(down, along)), tile, threads
+    return replace(tile, threads=threads)
 
 
 def _side(axis: Axis) -> int:
@@ -116,8 +87,3 @@ def _at_once(kernel: Kernel, down: Axis, reads: Sequence[Load]) -> int:
     while any(step % width for step in steps):
         width //= 2
     return width
-
-
-def lanes_along(side: int, at_once: int, size: int, warp: int) -> int:
-    """How many threads of a warp go along a line of a tile, each with so many points of so many bytes."""
-    return min(warp, side // at_once, max(8, _LINE // (at_once * size)))

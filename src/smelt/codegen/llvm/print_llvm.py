@@ -12,40 +12,8 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from smelt.ir.loops import (
-    BINARY,
-    BITS,
-    Address,
-    Alloc,
-    Atomic,
-    Barrier,
-    Call,
-    CompareExchange,
-    Compute,
-    Convert,
-    Extract,
-    Fence,
-    For,
-    Function,
-    Id,
-    If,
-    Load,
-    Node,
-    Number,
-    Pack,
-    Permute,
-    Prefetch,
-    Reduce,
-    Remote,
-    Repeat,
-    Return,
-    SharedArray,
-    Shuffle,
-    Splat,
-    Store,
-    Table,
-    Value,
-)
+from smelt.ir import loops
+from smelt.ir.loops import BINARY, BITS, For, Function, If, Node, Number, Repeat, SharedArray, Table, Value
 
 ELEMENTS = {
     "f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "i128": "i128", "i64": "i64", "i32": "i32",
@@ -147,7 +115,7 @@ class _Printer:
         self.declared.add(f"declare {kind} @{name}({types})")
         self.lines.append(f"  {out}call {flags}{kind} @{name}({args})")
 
-    def compute(self, node: Compute) -> None:
+    def compute(self, node: loops.Compute) -> None:
         op, args, out = node.op, node.args, node.out
         first = args[0]
         kind = ELEMENTS[first.kind] if first.lanes == 1 else type_text(first.kind, first.lanes)
@@ -173,7 +141,7 @@ class _Printer:
             self.declared.add(f"declare {kind} @{name}({', '.join([kind] * count)})")
         return self._intrinsics[key]
 
-    def convert(self, node: Convert) -> None:
+    def convert(self, node: loops.Convert) -> None:
         out, value = node.out, node.value
         kind = type_text(out.kind, out.lanes)
         if node.op == "fptosi.sat":
@@ -182,14 +150,14 @@ class _Printer:
         else:
             self.lines.append(f"  {out.name} = {node.op} {typed(value)} to {kind}")
 
-    def splat(self, node: Splat) -> None:
+    def splat(self, node: loops.Splat) -> None:
         out = node.out
         kind = type_text(out.kind, out.lanes)
         self.lines.append(f"  {out.name}.0 = insertelement {kind} poison, {typed(node.value)}, i64 0")
         mask = f"<{out.lanes} x i32> zeroinitializer"
         self.lines.append(f"  {out.name} = shufflevector {kind} {out.name}.0, {kind} poison, {mask}")
 
-    def pack(self, node: Pack) -> None:
+    def pack(self, node: loops.Pack) -> None:
         out, last = node.out, len(node.values) - 1
         kind, vector = type_text(out.kind, out.lanes), "poison"
         for lane, value in enumerate(node.values):
@@ -197,17 +165,17 @@ class _Printer:
             self.lines.append(f"  {name} = insertelement {kind} {vector}, {typed(value)}, i64 {lane}")
             vector = name
 
-    def permute(self, node: Permute) -> None:
+    def permute(self, node: loops.Permute) -> None:
         other = typed(node.b) if node.b is not None else f"{type_text(node.a.kind, node.a.lanes)} poison"
         order = ", ".join([f"i32 {lane}" for lane in node.lanes])
         mask = f"<{len(node.lanes)} x i32> <{order}>"
         self.lines.append(f"  {node.out.name} = shufflevector {typed(node.a)}, {other}, {mask}")
 
-    def extract(self, node: Extract) -> None:
+    def extract(self, node: loops.Extract) -> None:
         lane = f"i64 {node.lane}" if isinstance(node.lane, int) else typed(node.lane)
         self.lines.append(f"  {node.out.name} = extractelement {typed(node.vector)}, {lane}")
 
-    def reduce(self, node: Reduce) -> None:
+    def reduce(self, node: loops.Reduce) -> None:
         value = node.value
         name = f"llvm.vector.reduce.{node.op}.{_suffix(value.kind, value.lanes)}"
         args = [value] if node.start is None else [node.start, value]
@@ -217,15 +185,15 @@ class _Printer:
 
     # Memory.
 
-    def address(self, node: Address) -> None:
+    def address(self, node: loops.Address) -> None:
         operands = f"{typed(node.base)}, {typed(node.offset)}"
         self.lines.append(f"  {node.out.name} = getelementptr {ELEMENTS[node.kind]}, {operands}")
 
-    def alloc(self, node: Alloc) -> None:
+    def alloc(self, node: loops.Alloc) -> None:
         array = f"[{node.length} x {ELEMENTS[node.kind]}]"
         self.lines.append(f"  {node.out.name} = alloca {array}, align {node.align}")
 
-    def load(self, node: Load) -> None:
+    def load(self, node: loops.Load) -> None:
         out, pointer = node.out, node.pointer
         kind = type_text(out.kind, out.lanes)
         if pointer.lanes > 1:
@@ -238,7 +206,7 @@ class _Printer:
         note = ", !invariant.load !{}" if node.invariant else ""
         self.lines.append(f"  {out.name} = load {kind}, {ELEMENTS[pointer.kind]} {pointer.name}{align}{note}")
 
-    def store(self, node: Store) -> None:
+    def store(self, node: loops.Store) -> None:
         value, pointer = node.value, node.pointer
         if pointer.lanes > 1:
             mask = f"<{value.lanes} x i1>"
@@ -276,18 +244,18 @@ class _Printer:
         arguments = ", ".join([typed(mask), typed(pointer), *(f"{kind} {name}" for name in words)])
         self.lines.append(f'  call void asm sideeffect "{text}", "{taken}"({arguments})')
 
-    def prefetch(self, node: Prefetch) -> None:
+    def prefetch(self, node: loops.Prefetch) -> None:
         args = f"ptr {node.pointer.name}, i32 0, i32 3, i32 1"
         self._call("", "void", "llvm.prefetch.p0", "ptr, i32, i32, i32", args)
 
-    def fence(self, node: Fence) -> None:
+    def fence(self, node: loops.Fence) -> None:
         self.lines.append("  fence seq_cst")
 
-    def atomic(self, node: Atomic) -> None:
+    def atomic(self, node: loops.Atomic) -> None:
         name = f"%a{len(self.lines)}"
         self.lines.append(f"  {name} = atomicrmw {node.op} {typed(node.pointer)}, {typed(node.value)} {_ATOMIC}")
 
-    def compare_exchange(self, node: CompareExchange) -> None:
+    def compare_exchange(self, node: loops.CompareExchange) -> None:
         pair, kind = f"{node.seen.name}.pair", type_text(node.seen.kind)
         operands = f"{typed(node.pointer)}, {typed(node.expected)}, {typed(node.new)}"
         self.lines.append(f"  {pair} = cmpxchg {operands} {_ATOMIC} monotonic")
@@ -296,7 +264,7 @@ class _Printer:
 
     # Calls, and threads.
 
-    def call(self, node: Call) -> None:
+    def call(self, node: loops.Call) -> None:
         out = f"{node.out.name} = " if node.out is not None else ""
         kind = type_text(node.out.kind, node.out.lanes) if node.out is not None else "void"
         args = ", ".join(map(typed, node.args))
@@ -305,15 +273,15 @@ class _Printer:
         else:
             self.lines.append(f"  {out}call {kind} {node.callee.name}({args})")
 
-    def id(self, node: Id) -> None:
+    def id(self, node: loops.Id) -> None:
         self._call(f"{node.out.name} = ", "i32", f"llvm.nvvm.read.ptx.sreg.{_REGISTERS[node.what]}", "", "")
 
-    def shuffle(self, node: Shuffle) -> None:
+    def shuffle(self, node: loops.Shuffle) -> None:
         how, clamp = _SHUFFLES[node.mode]
         args = f"{_WHOLE_WARP}, {typed(node.value)}, {typed(node.lane)}, i32 {clamp}"
         self._call(f"{node.out.name} = ", "i32", f"llvm.nvvm.shfl.sync.{how}.i32", "i32, i32, i32, i32", args)
 
-    def barrier(self, node: Barrier) -> None:
+    def barrier(self, node: loops.Barrier) -> None:
         declared, args = _BARRIERS[node.scope]
         self._barrier(declared, args)
         if node.scope in ("cluster", "leave"):
@@ -323,7 +291,7 @@ class _Printer:
         name, _, types = declared.partition("(")
         self._call("", "void", name, types[:-1], args)
 
-    def remote(self, node: Remote) -> None:
+    def remote(self, node: loops.Remote) -> None:
         kind, types = ELEMENTS[node.out.kind], _types_of([node.pointer, node.rank])
         args = f"{typed(node.pointer)}, {typed(node.rank)}"
         self._call(f"{node.out.name} = ", kind, "llvm.nvvm.mapa.shared.cluster", types, args)
@@ -398,18 +366,19 @@ class _Printer:
         self._label(done)
         self._results(node.results, node.yields)
 
-    def return_(self, node: Return) -> None:
+    def return_(self, node: loops.Return) -> None:
         self.lines.append(f"  ret {typed(node.value)}")
 
 
 _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
-    Compute: _Printer.compute, Convert: _Printer.convert, Splat: _Printer.splat, Pack: _Printer.pack,
-    Permute: _Printer.permute, Extract: _Printer.extract, Reduce: _Printer.reduce,
-    Address: _Printer.address, Alloc: _Printer.alloc, Load: _Printer.load, Store: _Printer.store,
-    Prefetch: _Printer.prefetch, Fence: _Printer.fence, Atomic: _Printer.atomic,
-    CompareExchange: _Printer.compare_exchange, Call: _Printer.call, Id: _Printer.id, Shuffle: _Printer.shuffle,
-    Barrier: _Printer.barrier, Remote: _Printer.remote, For: _Printer.for_, If: _Printer.if_,
-    Repeat: _Printer.repeat, Return: _Printer.return_,
+    loops.Compute: _Printer.compute, loops.Convert: _Printer.convert, loops.Splat: _Printer.splat,
+    loops.Pack: _Printer.pack, loops.Permute: _Printer.permute, loops.Extract: _Printer.extract,
+    loops.Reduce: _Printer.reduce, loops.Address: _Printer.address, loops.Alloc: _Printer.alloc,
+    loops.Load: _Printer.load, loops.Store: _Printer.store, loops.Prefetch: _Printer.prefetch,
+    loops.Fence: _Printer.fence, loops.Atomic: _Printer.atomic, loops.CompareExchange: _Printer.compare_exchange,
+    loops.Call: _Printer.call, loops.Id: _Printer.id, loops.Shuffle: _Printer.shuffle,
+    loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote, loops.Return: _Printer.return_,
+    For: _Printer.for_, If: _Printer.if_, Repeat: _Printer.repeat,
 }  # fmt: skip
 
 

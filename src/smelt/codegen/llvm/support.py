@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.codegen.llvm.print_llvm import declarations, print_function
 from smelt.codegen.loops.builder import FALSE, Builder, param
 from smelt.codegen.loops.scalars import float_as_half, half_as_float
+from smelt.codegen.loops.wide_products import product_by_halves
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
 
@@ -20,7 +21,6 @@ _SIGN, _SIZE = -(1 << 63), (1 << 63) - 1  # of the bits of a float64
 _INFINITY, _ONE = 0x7FF << 52, 0x3FF << 52
 _FRACTION_BITS = 52
 _FRACTION = (1 << _FRACTION_BITS) - 1
-_WORD = (1 << 32) - 1
 
 
 def _double_as_half(b: Builder, x: Value) -> Value:
@@ -82,14 +82,9 @@ def _multiplied(b: Builder, x: Value, y: Value) -> Value:
     (x_low, x_high), (y_low, y_high) = (
         (b.convert("trunc", each, "i64"), b.convert("trunc", b.lshr(each, 64), "i64")) for each in (x, y)
     )
-    (x0, x1), (y0, y1) = ((b.and_(each, _WORD), b.lshr(each, 32)) for each in (x_low, y_low))
-    low, across, down = b.mul(x0, y0), b.mul(x0, y1), b.mul(x1, y0)
-    middle = b.add(b.add(b.lshr(low, 32), b.and_(across, _WORD)), b.and_(down, _WORD))
-    high = b.add(b.mul(x1, y1), b.add(b.mul(x_low, y_high), b.mul(x_high, y_low)))
-    for each in (across, down, middle):
-        high = b.add(high, b.lshr(each, 32))
-    lower = b.or_(b.and_(low, _WORD), b.shl(middle, 32))
-    return b.or_(b.shl(b.convert("zext", high, "i128"), 64), b.convert("zext", lower, "i128"))
+    low, high = product_by_halves(b, x_low, y_low)
+    high = b.add(high, b.add(b.mul(x_low, y_high), b.mul(x_high, y_low)))
+    return b.or_(b.shl(b.convert("zext", high, "i128"), 64), b.convert("zext", low, "i128"))
 
 
 # Name → what writes it, and the kinds of its result and its parameters.

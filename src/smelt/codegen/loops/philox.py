@@ -14,6 +14,7 @@ are read from memory, as the generator had them when the program ran (`ir/nodes/
 from collections.abc import Sequence
 
 from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.wide_products import wide_product
 from smelt.ir.loops import Value
 from smelt.ir.nodes.philox_draws import AT_ONCE
 
@@ -32,16 +33,9 @@ def philox(b: Builder, key: Sequence[Value], counter: Sequence[Value]) -> Words:
         if number:
             low_key = b.add(low_key, _signed(_KEY_STEPS[0]))
             high_key = b.add(high_key, _signed(_KEY_STEPS[1]))
-        high_x, low_x = _product(b, x, _FACTORS[0])
-        high_z, low_z = _product(b, z, _FACTORS[1])
+        (low_x, high_x), (low_z, high_z) = (wide_product(b, *each) for each in zip((x, z), _FACTORS, strict=True))
         x, y, z, w = b.xor(b.xor(high_z, y), low_key), low_z, b.xor(b.xor(high_x, w), high_key), low_x
     return x, y, z, w
-
-
-def _product(b: Builder, value: Value, factor: int) -> tuple[Value, Value]:
-    """The upper and the lower half."""
-    whole = b.mul(b.convert("zext", value, "i64"), factor)
-    return b.convert("trunc", b.lshr(whole, 32), "i32"), b.convert("trunc", whole, "i32")
 
 
 def _signed(word: int) -> int:

@@ -216,8 +216,8 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Id:
-    """Where a thread is: "lane" of its warp, "warp" of its block, "thread", "block"; "first_block" of a launch in
-    pieces; "parameter": launch parameter number `at`."""
+    """Where a thread is: "lane" of its warp, "warp" of its block, "thread", "block"; "parameter": launch parameter
+    number `at`."""
 
     out: Value
     what: str

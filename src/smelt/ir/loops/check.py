@@ -25,7 +25,7 @@ _CONDITIONS_OF_INTEGERS = ("eq", "ne", "ugt", "uge", "ult", "ule", "sgt", "sge",
 _REDUCTIONS = ("fadd", "fmul", "fmaximum", "fminimum")
 _REDUCTIONS_OF_INTEGERS = ("add", "mul", "and", "or", "xor", "smin", "smax", "umin", "umax")
 _UNARY = ("fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "fneg")
-_IDS = ("lane", "warp", "thread", "block", "first_block", "parameter")
+_IDS = ("lane", "warp", "thread", "block", "parameter")
 _RESULTS = ("out", "seen", "stored", "results")
 
 # Conversion → kinds it takes, kinds it gives, and how the bits of the result compare: 1 for more, -1 for fewer.

@@ -1,1 +1,1 @@
-"""Writers of grids with a special shape: pointwise, transposing, many rows per block, online softmax."""
+"""Grids of pointwise kernels and of rows: the records of their schedules, and what writes them."""

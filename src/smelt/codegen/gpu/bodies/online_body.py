@@ -1,4 +1,4 @@
-"""`OnlineBody` writes a grid in which each thread computes a maximum and the sum of exponentials below it in one pass.
+"""`OnlineRows`: each thread computes a maximum and the sum of exponentials below it in one pass, and what writes that.
 
     of every few points:   n = max(m, theirs), s = s · exp(m - n) + Σ exp(v - n), m = n
     between threads:       m = the largest, s = Σ of s · exp(own m - m)
@@ -8,13 +8,16 @@ Where everything is -inf so far, points are relative to the lowest finite number
 
 import math
 from collections.abc import Sequence
+from dataclasses import field
 from itertools import takewhile
 
 import torch
 
+from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.online_softmax import Online
-from smelt.codegen.gpu.phase_body import PhaseBody, Values, halved
-from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, halved
+from smelt.codegen.gpu.phase_body import Values
+from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import compute
@@ -26,32 +29,43 @@ _LOWEST = torch.finfo(torch.float32).min
 _F32 = torch.float32
 
 
-class OnlineBody(PhaseBody):
-    """A phase with two loops in one being written."""
+@dataclass(frozen=True, slots=True)
+class OnlineRows(Rows):
+    """Rows that are not unrolled, two loops of which run as one."""
 
-    work: Online
+    online: Online = field(kw_only=True)
+
+    def write(self, b: Simt) -> None:
+        OnlineBody(b, self).write()
+
+
+class OnlineBody(RowsBody):
+    """A grid with two loops in one being written."""
+
+    def __init__(self, b: Simt, grid: OnlineRows) -> None:
+        super().__init__(b, grid)
+        self.online = grid.online
 
     def _stage(self, stage: Stage) -> None:
-        if stage is self.work.first:
+        if stage is self.online.first:
             self._both_loops()
-        elif stage is not self.work.second:
+        elif stage is not self.online.second:
             super()._stage(stage)
 
     def _between(self) -> list[Instruction]:
         """The row values computed between the two loops."""
         stages = self.kernel.stages
-        after = stages[[stage is self.work.first for stage in stages].index(True) + 1 :]
-        within = takewhile(lambda stage: stage is not self.work.second, after)
+        after = stages[[stage is self.online.first for stage in stages].index(True) + 1 :]
+        within = takewhile(lambda stage: stage is not self.online.second, after)
         return [i for stage in within for i in stage.body if not isinstance(i, Store | Accumulate | Scatter)]
 
     def _reference(self, most: Value) -> Value:
         """What distances are from, if this is the maximum."""
-        if self.work.reference == self.work.peak.out:
+        if self.online.reference == self.online.peak.out:
             return self.b.select(self.b.fcmp("oeq", most, -math.inf), _LOWEST, most)
-        self.values[self.work.peak.out] = (most,)
-        for instruction in self._between():
-            self._step(instruction, self.rows, None, once=True)
-        (reference,) = self.values[self.work.reference]
+        self.values[self.online.peak.out] = (most,)
+        self.run(self._between(), self.rows, None, tile=-1)
+        (reference,) = self.values[self.online.reference]
         return reference
 
     def _moved(self, total: Value, before: Value, after: Value) -> Value:
@@ -61,7 +75,7 @@ class OnlineBody(PhaseBody):
         return b.select(b.fcmp("oeq", total, 0.0), 0.0, b.fmul(total, by))
 
     def _both_loops(self) -> None:
-        b, plan, online = self.b, self.plan, self.work
+        b, grid, online = self.b, self.grid, self.online
         at_once, before = self._tiles_at_once(online.first), {**self.values}
 
         def some_tiles(turn: Value, carried: list[Value]) -> list[Value]:
@@ -78,7 +92,7 @@ class OnlineBody(PhaseBody):
             ]
             return [largest, further, b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))]
 
-        most, turns = b.const("f32", -math.inf), -(-plan.tiles // at_once)
+        most, turns = b.const("f32", -math.inf), -(-grid.tiles // at_once)
         begin = [most, self._reference(most), b.const("f32", 0.0)]
         results = b.carried_loop(turns, begin, some_tiles, guard=is_symsize(turns))
         self.values = before
@@ -90,9 +104,7 @@ class OnlineBody(PhaseBody):
         outside = {**self.values}
         where, inside = self._cols(numbers[tile])
         mask: Mask = self._both(inside, self.row_mask)
-        for instruction in stage.body:
-            if instruction is not fold:
-                self._step(instruction, {**self.rows, **where}, mask, tile=tile)
+        self.run([i for i in stage.body if i is not fold], {**self.rows, **where}, mask, tile)
         values = self._spread(self.values[fold.value])
         self.values = outside
         if mask is None:
@@ -101,12 +113,12 @@ class OnlineBody(PhaseBody):
 
     def _share(self, most: Value, reference: Value, total: Value) -> None:
         """Combine the results of all threads of the team."""
-        b, plan, online = self.b, self.plan, self.work
-        (whole,) = reduce_team(b, [("max", _F32)], [most], plan.team, plan.threads)
+        b, grid, online = self.b, self.grid, self.online
+        (whole,) = reduce_team(b, [("max", _F32)], [most], grid.team, grid.threads)
         before = {**self.values}
         moved = self._moved(total, reference, self._reference(whole))
         self.values = before
-        (powers,) = reduce_team(b, [("sum", _F32)], [moved], plan.team, plan.threads)
+        (powers,) = reduce_team(b, [("sum", _F32)], [moved], grid.team, grid.threads)
         if online.reference == online.peak.out:
             powers = b.select(b.fcmp("oeq", whole, -math.inf), math.nan, powers)  # -inf - -inf
         self.values[online.peak.out], self.values[online.total.out] = (whole,), (powers,)

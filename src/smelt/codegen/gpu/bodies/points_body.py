@@ -1,4 +1,5 @@
-"""`PointsBody` writes a pointwise grid: several vectors per thread, and single points for the remainder.
+"""`Points`: a pointwise kernel in one line. `PointsBody` writes its grid: several vectors a thread, and single points
+for the remainder.
 
     cols(j:1000003), 4 at once, 2 vectors   →   reads of both vectors, then each computed and stored;
                                                 block 0: its first 3 threads have the last 3 points
@@ -6,36 +7,83 @@
 
 from dataclasses import replace
 
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.grids import POINT_THREADS, Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
-from smelt.codegen.gpu.simt import Mask
-from smelt.ir.kernel import Load, Role, Store
-from smelt.ir.loops import Value
+from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.vector_width import is_multiple
+from smelt.ir.kernel import Kernel, Load, Role, Store
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+
+@dataclass(frozen=True, slots=True)
+class Points(Grid):
+    """All points in one line. A thread takes `width` adjacent ones together, `vectors` times."""
+
+    kernel: Kernel  # without rows
+    width: int
+    vectors: int = 1
+    threads: int = POINT_THREADS
+
+    @property
+    def leaves_some(self) -> bool:
+        """Whether vectors leave a few for single ones."""
+        return len(self.kernel.cols) == 1 and not is_multiple(self.kernel.col_count, self.width)
+
+    @property
+    def blocks(self) -> Size:
+        return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
+
+    def write(self, b: Simt) -> None:
+        PointsBody(b, self).write()
 
 
 class PointsBody(PhaseBody):
-    """A phase along points being written."""
+    """A grid along points being written."""
+
+    grid: Points
+    keeps_loads = True
+
+    def __init__(self, b: Simt, grid: Points) -> None:
+        super().__init__(b, grid, grid.kernel.cols[-1] if grid.kernel.cols else None, grid.width)
+        (self.stage,) = grid.kernel.stages
 
     def write(self) -> None:
-        if self.plan.vectors > 1 or self._reads_late():
+        if self.grid.vectors > 1 or self._reads_late():
             self._read_all()
-        super().write()
-        if self.plan.leaves_some:
+        for tile in range(self.grid.vectors):
+            self.values = {}
+            self.run(self.stage.body, *self._cols(tile), tile)
+        if self.grid.leaves_some:
             self._write_rest()
+
+    def _cols(self, tile: int) -> tuple[Coordinates, Mask]:
+        """The first point of a thread's vector, and whether it has one."""
+        b, grid = self.b, self.grid
+        block = b.block_number()
+        if grid.vectors > 1:
+            block = b.add(b.mul(block, grid.vectors), b.index(tile))
+        thread = b.add(b.mul(block, grid.threads), b.thread())
+        col = b.mul(thread, grid.width) if grid.width > 1 else thread
+        count, mask = grid.kernel.col_count, None
+        if is_symsize(count) or count % (grid.threads * grid.width * grid.vectors):
+            mask = b.icmp("slt", col, b.index(count - count % grid.width if grid.leaves_some else count))
+            col = b.select(mask, col, 0)
+        return self._coordinates(col, grid.kernel.cols), mask
 
     def _reads_late(self) -> bool:
         """Whether something is read after something else was stored: neither LLVM nor the assembler moves it up."""
-        (stage,) = self.kernel.stages
-        first = next((place for place, i in enumerate(stage.body) if isinstance(i, Store)), len(stage.body))
-        return any(isinstance(i, Load) for i in stage.body[first:])
+        first = next((place for place, i in enumerate(self.stage.body) if isinstance(i, Store)), len(self.stage.body))
+        return any(isinstance(i, Load) for i in self.stage.body[first:])
 
     def _read_all(self) -> None:
         """Issue the loads of all vectors of a thread before the first store."""
-        (stage,) = self.kernel.stages
-        stores = {(i.buffer, i.index) for i in stage.body if isinstance(i, Store)}
+        stores = {(i.buffer, i.index) for i in self.stage.body if isinstance(i, Store)}
         written = {name for name, _ in stores}
         loads: dict[tuple[str, object], Load] = {}
         stored: set[str] = set()
-        for i in stage.body:
+        for i in self.stage.body:
             if isinstance(i, Store):
                 stored.add(i.buffer)  # what is read there after that is what was written
             if not isinstance(i, Load) or i.buffer in stored:
@@ -43,28 +91,18 @@ class PointsBody(PhaseBody):
             # What is updated in place is read where it is written, by no other point.
             if i.buffer not in written or (i.buffer, i.index) in stores:
                 loads.setdefault((i.buffer, i.index), i)
-        for tile in range(self.plan.vectors):
-            where, _ = self._cols(self.b.index(tile))
+        for tile in range(self.grid.vectors):
+            where, _ = self._cols(tile)
             for load in loads.values():
                 if self.kernel.buffer(load.buffer).role is not Role.SCRATCH:
-                    self.registers[load.buffer, load.index, tile] = self._loaded(load, where, tile, once=False)
+                    self.registers[load.buffer, load.index, tile] = self._loaded(load, where, tile)
 
     def _write_rest(self) -> None:
-        b = self.b
+        """The last points, fewer than a vector has, by threads of the first block."""
+        b, whole = self.b, self.kernel.col_count
+        rest = whole % self.width
         with b.when(b.icmp("eq", b.block_number(), 0)):
-            single = replace(self.plan, width=1, vectors=1)
-            _RestBody(b, single).write_rest(self.plan.width)
-
-
-class _RestBody(PhaseBody):
-    """The last points, fewer than a vector has."""
-
-    def write_rest(self, width: int) -> None:
-        b, count = self.b, self.kernel.col_count
-        self.mask = b.icmp("slt", b.thread(), b.index(count % width))
-        self.point = b.add(b.index(count - count % width), b.thread())
-        self.write()
-
-    def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
-        point = self.b.select(self.mask, self.point, 0)
-        return self._coordinates(point, self.kernel.cols), self.mask
+            mask = b.icmp("slt", b.thread(), b.index(rest))
+            point = b.select(mask, b.add(b.index(whole - rest), b.thread()), 0)
+            single = PointsBody(b, replace(self.grid, width=1))
+            single.run(self.stage.body, self._coordinates(point, self.kernel.cols), mask)

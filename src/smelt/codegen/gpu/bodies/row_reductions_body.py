@@ -1,62 +1,78 @@
-"""`RowReductionsBody` writes a grid whose blocks go through many rows each and accumulate over rows in registers.
+"""`RowReductions`: blocks that go through many rows each and accumulate over rows in registers, and what writes them.
 
-    for every row of this block:          the next row is read; row and loop stages of this one as in `PhaseBody`
+    for every row of this block:          the next row is read; row and loop stages of this one as in `RowsBody`
         accumulate sum dw[j] = v          added to registers of the thread whose col that is; long rows: to its part
     between the teams of a block, then    dw.parts of this block
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, flat, halved, named
+from smelt.codegen.gpu.grids import MANY_THREADS
 from smelt.codegen.gpu.packed_words import packed, unpacked, words_of
-from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values, halved
-from smelt.codegen.gpu.row_reductions import RowReductions, preloadable, row_reads
-from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.phase_body import Coordinates, Values
+from smelt.codegen.gpu.row_reductions import preloadable, row_reads
+from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
-from smelt.ir.kernel import Accumulate, Index, Instruction, Load, Role
+from smelt.ir.kernel import Accumulate, Axis, Index, Instruction, Load, Reduce, Role
 from smelt.ir.loops import Value
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import known_equal
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A reduction over rows: how many values a thread has of it, and where they begin among its loop-carried values."""
+class RowReductions(Rows):
+    """Rows that blocks go through one after the other, with reductions over them. `parts` blocks share each group, and
+    come back to it `each` times."""
 
-    fold: Accumulate
-    in_loop: bool  # in a loop over cols
-    spans_cols: bool  # one for each col, else one for all
-    first: int
-    count: int
+    groups: tuple[Axis, ...] = ()  # the first row axes of the kernel
+    parts: Size = 1
+    each: int = 1
+    preloads: bool = False  # what is the same in all rows of a group is loaded once
+    prefetches: bool = False  # the next row is read while one is computed
+    resident: int = 0
+
+    @property
+    def group_count(self) -> Size:
+        return product(axis.size for axis in self.groups)
+
+    @property
+    def blocks(self) -> Size:
+        return self.group_count * self.parts
+
+    @property
+    def has_predicates(self) -> bool:
+        return self.unrolled and self.threads <= MANY_THREADS
+
+    def write(self, b: Simt) -> None:
+        RowReductionsBody(b, self).write()
 
 
-class RowReductionsBody(PhaseBody):
-    """A phase with reductions over rows being written."""
+class RowReductionsBody(RowsBody):
+    """A grid with reductions over rows being written."""
 
-    work: RowReductions
-    carried: list[Value]
-    kept: dict[Accumulate, _Kept]
+    grid: RowReductions
+    carried: dict[Accumulate, Values]  # what a thread has of each: of its cols, or one; none where it is in memory
     part: Value
     turn: Value
 
     def write(self) -> None:
         b = self.b
         self._find_team()
-        self.kept = self._accumulators()
-        self.carried = []
-        for kept in self.kept.values():
-            nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
-            self.carried += [nothing] * kept.count
+        self.carried = {fold: (self._nothing(fold),) * self._count(fold) for fold in self._folds()}
         preloaded = self._preloaded()
         ahead = self._read_row(b.index(0))
-        count = len(self.carried)
 
         def row(turn: Value, values: list[Value]) -> list[Value]:
-            self.carried, self.turn = values[:count], b.convert("trunc", turn, b.index_kind)
-            known = self._unpacked(values[count:])
+            rest = iter(values)
+            self.carried, self.turn = named(self.carried, rest), b.convert("trunc", turn, b.index_kind)
+            known = self._unpacked(list(rest))
             following = self._read_row(b.add(self.turn, 1))
             self.rows, self.row_mask = self._row(self.turn)
             self.values, self.stored_once, self.registers = {}, {}, preloaded | known
@@ -64,9 +80,9 @@ class RowReductionsBody(PhaseBody):
                 self._stage(stage)
             if self._waits == 1:
                 b.barrier()  # the next row writes to the shared memory that this one is read from
-            return [*self.carried, *following]
+            return [*flat(self.carried), *following]
 
-        self.carried = b.carried_loop(self._turns(), [*self.carried, *ahead], row)[:count]
+        self.carried = named(self.carried, b.carried_loop(self._turns(), [*flat(self.carried), *ahead], row))
         self._leave()
 
     def _dtype(self, fold: Accumulate) -> torch.dtype:
@@ -75,52 +91,52 @@ class RowReductionsBody(PhaseBody):
     @property
     def _waits(self) -> int:
         """How many barriers a block passes per row. After two barriers nothing reads data written before the first."""
-        if self.plan.team <= self.b.warp:
+        if self.grid.team <= self.b.warp:
             return 0
-        return sum(stage.loop and bool(self._reduces(stage)) for stage in self.kernel.stages)
+        return sum(any(isinstance(i, Reduce) for i in stage.body) for stage in self.kernel.stages)
 
     # Rows.
 
     def _find_team(self) -> None:
-        b, plan, folds = self.b, self.plan, self.work
-        shift = plan.team.bit_length() - 1
-        if plan.rows_at_once == 1:
-            self.team_number, self.first = b.index(0), b.mul(b.thread(), plan.width)
-        elif plan.team >= b.warp:
-            self.team_number = b.lshr(b.warp_number(), shift - b.warp.bit_length() + 1)
-            self.first = b.mul(b.and_(b.thread(), plan.team - 1), plan.width)
+        b, grid = self.b, self.grid
+        shift = grid.team.bit_length() - 1
+        if grid.rows_at_once == 1:
+            self.team_number, self.first = b.index(0), b.mul(b.thread(), grid.width)
         else:
-            self.team_number = b.lshr(b.thread(), shift) if shift else b.thread()
-            self.first = b.mul(b.and_(b.thread(), plan.team - 1), plan.width)
-        if plan.team * plan.width > 1:
+            if grid.team >= b.warp:
+                self.team_number = b.lshr(b.warp_number(), shift - b.warp.bit_length() + 1)
+            else:
+                self.team_number = b.lshr(b.thread(), shift) if shift else b.thread()
+            self.first = b.mul(b.and_(b.thread(), grid.team - 1), grid.width)
+        if grid.team * grid.width > 1:
             self.is_first = b.icmp("eq", self.first, 0)
         self.part, group = b.block_number(), b.index(0)
-        if folds.groups:
-            count = b.index(folds.group_count)
+        if grid.groups:
+            count = b.index(grid.group_count)
             self.part = b.binary("udiv", b.block_number(), count)
             group = b.sub(b.block_number(), b.mul(self.part, count))
-        self.group = self._coordinates(group, folds.groups)
+        self.group = self._coordinates(group, grid.groups)
 
     def _turns(self) -> Value:
         """How many iterations this block makes over rows, of one or several rows each; the last may have none."""
-        b, folds = self.b, self.work
-        if self.plan.rows_at_once > 1:
-            return b.const("i64", folds.each)
-        count, parts = self.kernel.row_count // folds.group_count, b.const("i64", folds.parts)
+        b, grid = self.b, self.grid
+        if self.grid.rows_at_once > 1:
+            return b.const("i64", grid.each)
+        count, parts = self.kernel.row_count // grid.group_count, b.const("i64", grid.parts)
         part = b.convert("zext", self.part, "i64")
-        return b.binary("udiv", b.sub(b.const("i64", count + folds.parts - 1), part), parts)
+        return b.binary("udiv", b.sub(b.const("i64", count + grid.parts - 1), part), parts)
 
     def _row(self, turn: Value, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
         """The row of a turn, and whether it is one; if not, the first. `beyond`: there may be no such turn."""
-        b, plan, folds = self.b, self.plan, self.work
-        axes = self.kernel.rows[len(folds.groups) :]
-        count = self.kernel.row_count // folds.group_count
-        number = b.add(b.mul(turn, b.index(folds.parts)), self.part)
-        if plan.rows_at_once > 1:
-            number = b.add(b.mul(number, plan.rows_at_once), self.team_number)
-        at_once = plan.rows_at_once * folds.each * folds.parts
+        b, grid = self.b, self.grid
+        axes = self.kernel.rows[len(grid.groups) :]
+        count = self.kernel.row_count // grid.group_count
+        number = b.add(b.mul(turn, b.index(grid.parts)), self.part)
+        if grid.rows_at_once > 1:
+            number = b.add(b.mul(number, grid.rows_at_once), self.team_number)
+        at_once = grid.rows_at_once * grid.each * grid.parts
         mask: Mask = None
-        if beyond or (plan.rows_at_once > 1 and not known_equal(count, at_once)):
+        if beyond or (grid.rows_at_once > 1 and not known_equal(count, at_once)):
             mask = b.icmp("slt", number, b.index(count))
             number = b.select(mask, number, 0)
         return {**self.group, **self._coordinates(number, axes)}, mask
@@ -130,16 +146,16 @@ class RowReductionsBody(PhaseBody):
     @property
     def _reads(self) -> list[tuple[Load, int]]:
         """What differs from row to row, by tile; -1 where it is read once a row."""
-        if not self.plan.prefetches:
+        if not self.grid.prefetches:
             return []
-        kernel, groups = self.kernel, len(self.work.groups)
-        loops = [(load, tile) for tile in range(int(self.plan.tiles)) for load in row_reads(kernel, groups)]
+        kernel, groups = self.kernel, len(self.grid.groups)
+        loops = [(load, tile) for tile in range(int(self.grid.tiles)) for load in row_reads(kernel, groups)]
         return [(load, -1) for load in row_reads(kernel, groups, loop=False)] + loops
 
     def _read_row(self, turn: Value) -> list[Value]:
         """A whole row, unconverted, in words."""
         words: list[Value] = []
-        rows, _ = self._row(turn, beyond=True) if self.plan.prefetches else ({}, None)
+        rows, _ = self._row(turn, beyond=True) if self.grid.prefetches else ({}, None)
         for load, tile in self._reads:
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
             raw = self._load(load.buffer, load.index, where, constant=True)
@@ -151,7 +167,7 @@ class RowReductionsBody(PhaseBody):
         first = 0
         for load, tile in self._reads:
             dtype, step = self.kernel.buffer(load.buffer).dtype, self._step_of(load.index)
-            width = 1 if known_equal(step, 0) else self.plan.width
+            width = 1 if known_equal(step, 0) else self.width
             count = words_of(memory_kind(dtype), width)
             raw = unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
             loaded[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)
@@ -160,43 +176,47 @@ class RowReductionsBody(PhaseBody):
 
     def _preloaded(self) -> dict[tuple[str, Index, int], Values]:
         """Values that are the same in all rows of this block, loaded once."""
-        if not self.plan.unrolled or not self.plan.preloads:
+        if not self.grid.unrolled or not self.grid.preloads:
             return {}
         loaded: dict[tuple[str, Index, int], Values] = {}
         self.rows = dict(self.group)
-        for tile in range(int(self.plan.tiles)):
+        for tile in range(int(self.grid.tiles)):
             where, _ = self._cols(self.b.index(tile))
-            for load in preloadable(self.kernel, len(self.work.groups)):
+            for load in preloadable(self.kernel, len(self.grid.groups)):
                 if self.kernel.buffer(load.buffer).role is Role.INPUT:
-                    loaded[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile, once=False)
+                    loaded[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile)
         return loaded
 
     # Reductions.
 
-    def _accumulators(self) -> dict[Accumulate, _Kept]:
-        accumulators: dict[Accumulate, _Kept] = {}
-        first = 0
-        for stage in self.kernel.stages:
-            for fold in stage.body:
-                if isinstance(fold, Accumulate):
-                    spans = bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
-                    count = int(self.plan.tiles) * self.plan.width if spans and self.plan.unrolled else int(not spans)
-                    accumulators[fold] = _Kept(fold, stage.loop, spans, first, count)
-                    first += count
-        return accumulators
+    def _folds(self, *, looped: bool | None = None) -> list[Accumulate]:
+        """All of them, or those in loops over cols or once a row."""
+        stages = [stage for stage in self.kernel.stages if looped in (None, stage.loop)]
+        return [i for stage in stages for i in stage.body if isinstance(i, Accumulate)]
 
-    def _step(self, i: Instruction, where: Coordinates, mask: Mask, *, tile: int = 0, once: bool = False) -> None:
+    def _spans_cols(self, fold: Accumulate) -> bool:
+        """Whether there is one result for each col, else one for all."""
+        return bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
+
+    def _count(self, fold: Accumulate) -> int:
+        """How many values a thread carries of a reduction."""
+        if not self._spans_cols(fold):
+            return 1
+        return int(self.grid.tiles) * self.width if self.grid.unrolled else 0
+
+    def _nothing(self, fold: Accumulate) -> Value:
+        return start(self.b, fold.op, self._dtype(fold), 1)
+
+    def _step(self, i: Instruction, where: Coordinates, mask: Mask, tile: int = 0) -> None:
         if not isinstance(i, Accumulate):
-            super()._step(i, where, mask, tile=tile, once=once)
+            super()._step(i, where, mask, tile)
             return
-        kept = self.kept[i]
-        values = self._masked(i, self.row_mask if once else mask)
-        if not kept.spans_cols:
-            values = values if once else self._spread(values)
-            self._add(kept.first, i, halved(values, lambda x, y: self._combined(i, x, y)))
-        elif self.plan.unrolled:
-            for way, value in enumerate(self._spread(values)):
-                self._add(kept.first + tile * self.plan.width + way, i, value)
+        values = self._masked(i, self.row_mask if tile < 0 else mask)
+        if not self._spans_cols(i):
+            values = values if tile < 0 else self._spread(values)
+            self._add(i, 0, (halved(values, partial(self._combined, i)),))
+        elif self.grid.unrolled:
+            self._add(i, tile * self.width, self._spread(values))
         else:
             self._add_in_memory(i, where, self._spread(values))
 
@@ -204,13 +224,15 @@ class RowReductionsBody(PhaseBody):
         values = self.values[fold.value]
         if mask is None:
             return values
-        return tuple(self.b.select(mask, each, start(self.b, fold.op, self._dtype(fold), 1)) for each in values)
+        return tuple(self.b.select(mask, each, self._nothing(fold)) for each in values)
 
     def _combined(self, fold: Accumulate, one: Value, other: Value) -> Value:
         return combine(self.b, fold.op, self._dtype(fold), one, other)
 
-    def _add(self, slot: int, fold: Accumulate, value: Value) -> None:
-        self.carried[slot] = self._combined(fold, self.carried[slot], value)
+    def _add(self, fold: Accumulate, first: int, values: Values) -> None:
+        old, end = self.carried[fold], first + len(values)
+        new = tuple(self._combined(fold, *pair) for pair in zip(old[first:end], values, strict=True))
+        self.carried[fold] = old[:first] + new + old[end:]
 
     def _add_in_memory(self, fold: Accumulate, where: Coordinates, values: Values) -> None:
         """Add to this thread's partials in memory. Cols beyond the last repeat the first."""
@@ -219,13 +241,13 @@ class RowReductionsBody(PhaseBody):
         before = self._load(fold.buffer, fold.index, where, constant=False, base=self._base(fold))
         after = []
         for raw, value in zip(before, values, strict=True):
-            so_far = b.select(begins, start(b, fold.op, dtype, 1), from_memory(b, raw, dtype))
+            so_far = b.select(begins, self._nothing(fold), from_memory(b, raw, dtype))
             after.append(self._combined(fold, so_far, value))
         self._put(fold, where, self.col_mask, tuple(after))
 
     def _base(self, fold: Accumulate) -> Value:
         """Where the partial of this block begins."""
-        size = self.kernel.buffer(fold.buffer).size // self.work.parts
+        size = self.kernel.buffer(fold.buffer).size // self.grid.parts
         return self.b.mul(self.part, self.b.index(size))
 
     def _put(self, fold: Accumulate, where: Coordinates, mask: Mask, values: Values) -> None:
@@ -238,33 +260,32 @@ class RowReductionsBody(PhaseBody):
 
     def _leave(self) -> None:
         """Reduce the partials of this block's teams and store them to its part."""
-        b, plan = self.b, self.plan
+        b, grid = self.b, self.grid
         self.rows = dict(self.group)
-        spanning = [kept for kept in self.kept.values() if kept.spans_cols and kept.count]
+        spanning = [fold for fold in self.carried if self._spans_cols(fold) and self.carried[fold]]
         totals = self._between_teams(spanning)
-        mask = None if plan.rows_at_once == 1 else b.icmp("slt", b.thread(), plan.team)
-        for tile in range(int(plan.tiles) if spanning else 0):
+        mask = None if grid.rows_at_once == 1 else b.icmp("slt", b.thread(), grid.team)
+        for tile in range(int(grid.tiles) if spanning else 0):
             where, inside = self._cols(b.index(tile))
-            for kept, values in zip(spanning, totals, strict=True):
-                mine = values[tile * plan.width : (tile + 1) * plan.width]
-                self._put(kept.fold, {**self.rows, **where}, self._both(mask, inside), mine)
-        single = [kept for kept in self.kept.values() if not kept.spans_cols]
-        once = [kept for kept in single if not kept.in_loop]
-        looped = [kept for kept in single if kept.in_loop]
+            for fold, values in zip(spanning, totals, strict=True):
+                mine = values[tile * grid.width : (tile + 1) * grid.width]
+                self._put(fold, {**self.rows, **where}, self._both(mask, inside), mine)
+        once, looped = (
+            [fold for fold in self._folds(looped=each) if not self._spans_cols(fold)] for each in (False, True)
+        )
         wholes = self._between_threads(looped) + [values[0] for values in self._between_teams(once)]
-        for kept, value in zip([*looped, *once], wholes, strict=True):
-            self._put(kept.fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
+        for fold, value in zip([*looped, *once], wholes, strict=True):
+            self._put(fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
 
-    def _between_threads(self, all_kept: Sequence[_Kept]) -> list[Value]:
-        if not all_kept:
+    def _between_threads(self, folds: Sequence[Accumulate]) -> list[Value]:
+        if not folds:
             return []
-        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
-        values = [self.carried[kept.first] for kept in all_kept]
-        return reduce_team(self.b, kinds, values, self.plan.threads, self.plan.threads)
+        kinds, values = [(fold.op, self._dtype(fold)) for fold in folds], [self.carried[fold][0] for fold in folds]
+        return reduce_team(self.b, kinds, values, self.grid.threads, self.grid.threads)
 
-    def _between_teams(self, all_kept: Sequence[_Kept]) -> list[Values]:
-        values = [tuple(self.carried[kept.first : kept.first + kept.count]) for kept in all_kept]
-        if not values or self.plan.rows_at_once == 1:
+    def _between_teams(self, folds: Sequence[Accumulate]) -> list[Values]:
+        values = [self.carried[fold] for fold in folds]
+        if not values or self.grid.rows_at_once == 1:
             return values
-        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
-        return reduce_teams(self.b, kinds, values, self.plan.team, self.plan.threads)
+        kinds = [(fold.op, self._dtype(fold)) for fold in folds]
+        return reduce_teams(self.b, kinds, values, self.grid.team, self.grid.threads)

@@ -17,7 +17,8 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense, in_order, leading_to, with_buffers
+from smelt.codegen.axes import dense_index
+from smelt.codegen.gpu.kernel_slices import in_order, leading_to, with_buffers
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
     Axis,
@@ -186,8 +187,8 @@ def _with_rest(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts 
 
 def _dense_lines(rows: Sequence[Axis], cols: Sequence[Axis], line: Size) -> tuple[Index, Size]:
     """Where a point is in an array of lines that have room for so many elements, and how many the array has."""
-    outer = tuple((name, step * line) for name, step in dense(rows).terms)
-    return Index((*outer, *dense(cols).terms)), product(axis.size for axis in rows) * line
+    outer = tuple((name, step * line) for name, step in dense_index(rows).terms)
+    return Index((*outer, *dense_index(cols).terms)), product(axis.size for axis in rows) * line
 
 
 def _left(kernel: Kernel, head: _Head) -> list[Instruction]:

@@ -1,4 +1,4 @@
-"""`ProductBody` writes a grid whose blocks each sum a tile of a contraction.
+"""`ProductTile`: blocks that each sum a tile of a contraction; `ProductBody` writes their grid.
 
     what a thread has of both factors, of the first terms        in registers
     loop over terms:
@@ -8,17 +8,79 @@
 """
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
-from smelt.codegen.gpu.products.product_tiles import ProductTile
-from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
-from smelt.ir.kernel import Axis, Contract, Factor, Index, Role
+from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role
 from smelt.ir.loops import Value
+from smelt.ir.products.library_product import LibraryProduct
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize
 
 # Elements from the end of a line in shared memory to the next: neighbours do not wait for each other, and lines begin
 # at multiples of sixteen bytes.
 _PADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Points of a block, terms that it has at a time, and of those points rows and cols of a thread."""
+
+    height: int
+    width: int
+    depth: int
+    down: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        return self.height // self.down * (self.width // self.across)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile(Grid):
+    """How a contraction is cut up. `left` is the factor whose own axes are `rows`."""
+
+    kernel: Kernel
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    left: Factor
+    right: Factor
+    shape: TileShape
+    threads: int = 0
+    resident: int = 2  # while one block waits for its factors, the other multiplies
+    product: LibraryProduct | None = None
+    instead_of: int = 0
+
+    @property
+    def row_count(self) -> Size:
+        return product(axis.size for axis in self.rows)
+
+    @property
+    def col_count(self) -> Size:
+        return product(axis.size for axis in self.cols)
+
+    @property
+    def term_count(self) -> Size:
+        return product(axis.size for axis in self.inner)
+
+    @property
+    def tiles(self) -> tuple[Axis, Axis]:
+        """Axes that count tiles."""
+        return (
+            Axis("rows.tile", -(-self.row_count // self.shape.height)),
+            Axis("cols.tile", -(-self.col_count // self.shape.width)),
+        )
+
+    @property
+    def blocks(self) -> Size:
+        return product(axis.size for axis in (*self.batch, *self.tiles))
+
+    def write(self, b: Simt) -> None:
+        ProductBody(b, self).write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +105,15 @@ class _Side:
 
 
 class ProductBody(PhaseBody):
-    """A phase of tiles being written."""
+    """A grid of tiles being written."""
 
-    work: ProductTile
+    grid: ProductTile
+
+    def __init__(self, b: Simt, grid: ProductTile) -> None:
+        super().__init__(b, grid, None)
 
     def write(self) -> None:
-        b, tile = self.b, self.work
+        b, tile = self.b, self.grid
         (stage,) = self.kernel.stages
         (self.contract,) = (i for i in stage.body if isinstance(i, Contract))
         tiles = self._coordinates(b.block_number(), (*tile.batch, *tile.tiles))
@@ -68,7 +133,7 @@ class ProductBody(PhaseBody):
     # The factors.
 
     def _side(self, factor: Factor, axes: tuple[Axis, ...], origin: Value, length: int) -> _Side:
-        b, shape = self.b, self.work.shape
+        b, shape = self.b, self.grid.shape
         line = length + _PADDING
         array = b.shared_array(memory_kind(self.contract.dtype), shape.depth * line)
         reads = []
@@ -87,11 +152,11 @@ class ProductBody(PhaseBody):
 
     def _runs_along_terms(self, factor: Factor) -> bool:
         """Whether its terms are contiguous in memory."""
-        return bool(self.work.inner) and factor.index.stride(self.work.inner[-1].name) == 1
+        return bool(self.grid.inner) and factor.index.stride(self.grid.inner[-1].name) == 1
 
     def _fetched(self, read: _Read, first: Value) -> Value:
         """The element of the iteration that begins with the term `first`; zero if there is none."""
-        b, tile, factor = self.b, self.work, read.factor
+        b, tile, factor = self.b, self.grid, read.factor
         term = b.add(first, read.term)
         inside = b.icmp("slt", term, b.index(tile.term_count))
         where = self._coordinates(b.select(inside, term, 0), tile.inner)
@@ -115,7 +180,7 @@ class ProductBody(PhaseBody):
     # The sums.
 
     def _summed(self, sides: tuple[_Side, _Side]) -> list[Value]:
-        b, shape, terms = self.b, self.work.shape, self.work.term_count
+        b, shape, terms = self.b, self.grid.shape, self.grid.term_count
         zero = constant(b, 0.0, self.contract.dtype)
         reads = [(side, read) for side in sides for read in side.reads]
         ahead = [self._fetched(read, b.index(0)) for _, read in reads]
@@ -137,7 +202,7 @@ class ProductBody(PhaseBody):
         return b.carried_loop(terms, [*[zero] * count, *ahead], some_terms, step=shape.depth, guard=guard)[:count]
 
     def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[Value]) -> list[Value]:
-        b, shape, kind = self.b, self.work.shape, memory_kind(self.contract.dtype)
+        b, shape, kind = self.b, self.grid.shape, memory_kind(self.contract.dtype)
         left, right = sides
         ours = b.load_shared_vector(left.array, b.add(self.down, term * left.line), kind, shape.down)
         theirs = [
@@ -153,7 +218,7 @@ class ProductBody(PhaseBody):
     # What follows.
 
     def _points(self, sums: list[Value], top: Value, left: Value) -> None:
-        b, tile = self.b, self.work
+        b, tile = self.b, self.grid
         (stage,) = self.kernel.stages
         rows = [b.add(top, b.add(self.down, way)) for way in range(tile.shape.down)]
         cols = [b.add(left, b.add(self.along, way * self.beside)) for way in range(tile.shape.across)]
@@ -163,10 +228,8 @@ class ProductBody(PhaseBody):
             down, across = divmod(place, tile.shape.across)
             (above, inside), (beside, within) = downs[down], acrosses[across]
             self.values = {self.contract.out: (total,)}
-            for instruction in stage.body:
-                if instruction is not self.contract:
-                    where = {**self.rows, **above, **beside}
-                    self._step(instruction, where, self._both(inside, within), tile=place)
+            after = [i for i in stage.body if i is not self.contract]
+            self.run(after, {**self.rows, **above, **beside}, self._both(inside, within), place)
 
 
 def _only(index: Index, where: Coordinates) -> Index:

@@ -11,11 +11,12 @@ the parts.
 
 from dataclasses import replace
 
-from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense, in_order, with_buffers
+from smelt.codegen.axes import dense_index
+from smelt.codegen.gpu.kernel_slices import in_order, with_buffers
+from smelt.codegen.gpu.products.product_body import ProductTile, TileShape
 from smelt.ir.check_kernel import contraction_of, is_attention
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Load, Reduce, Role, Stage, Store
-from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
@@ -26,21 +27,6 @@ _MOST_PARTS = 64
 _WIDE, _MOST_WIDE = 8, 16  # bytes of a wide sum, and how many of those a thread has
 
 
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """Points of a block, terms that it has at a time, and of those points rows and cols of a thread."""
-
-    height: int
-    width: int
-    depth: int
-    down: int
-    across: int
-
-    @property
-    def threads(self) -> int:
-        return self.height // self.down * (self.width // self.across)
-
-
 # From large to small. All have as many threads, and as many elements of a factor for each.
 SHAPES = (
     TileShape(128, 128, 8, 8, 8),
@@ -49,43 +35,6 @@ SHAPES = (
     TileShape(64, 16, 16, 4, 1),
     TileShape(16, 16, 16, 1, 1),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProductTile:
-    """How a contraction is cut up. `left` is the factor whose own axes are `rows`."""
-
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    cols: tuple[Axis, ...]
-    inner: tuple[Axis, ...]
-    left: Factor
-    right: Factor
-    shape: TileShape
-
-    @property
-    def row_count(self) -> Size:
-        return product(axis.size for axis in self.rows)
-
-    @property
-    def col_count(self) -> Size:
-        return product(axis.size for axis in self.cols)
-
-    @property
-    def term_count(self) -> Size:
-        return product(axis.size for axis in self.inner)
-
-    @property
-    def tiles(self) -> tuple[Axis, Axis]:
-        """Axes that count tiles."""
-        return (
-            Axis("rows.tile", -(-self.row_count // self.shape.height)),
-            Axis("cols.tile", -(-self.col_count // self.shape.width)),
-        )
-
-    @property
-    def blocks(self) -> Size:
-        return product(axis.size for axis in (*self.batch, *self.tiles))
 
 
 def why_no_tile(kernel: Kernel) -> str | None:
@@ -109,8 +58,9 @@ def product_tile(kernel: Kernel, contract: Contract) -> ProductTile:
     if store is not None and any(known_equal(store.index.stride(axis.name), 1) for axis in own[0]):
         sides = (1, 0)  # threads side by side write what lies side by side
     left, right = (contract.factors[side] for side in sides)
-    tile = ProductTile(batch, own[sides[0]], own[sides[1]], contract.axes, left, right, SHAPES[-1])
-    return replace(tile, shape=_shape(tile, contract.dtype.itemsize))
+    tile = ProductTile(kernel, batch, own[sides[0]], own[sides[1]], contract.axes, left, right, SHAPES[-1])
+    shape = _shape(tile, contract.dtype.itemsize)
+    return replace(tile, shape=shape, threads=shape.threads)
 
 
 def _named(factor: Factor) -> frozenset[str]:
@@ -150,7 +100,7 @@ def in_parts(kernel: Kernel, contract: Contract) -> list[Kernel] | None:
     partial = Buffer(f"{contract.out}.parts", contract.dtype, product(each.size for each in order), Role.OUTPUT)
     read = {factor.buffer for factor in contract.factors}
     kept = tuple(replace(each, role=Role.INPUT) for each in kernel.buffers if each.name in read)
-    body = (_of_part(contract, axis, part, chunk), Store(partial.name, dense(order), contract.out))
+    body = (_of_part(contract, axis, part, chunk), Store(partial.name, dense_index(order), contract.out))
     first = replace(
         kernel, name=f"{kernel.name}.parts", rows=(part, *kernel.rows), buffers=(*kept, partial),
         stages=(Stage(True, body),),
@@ -180,7 +130,7 @@ def _added_up(kernel: Kernel, contract: Contract, partial: Buffer, part: Axis) -
     points = kernel.rows + kernel.cols
     value = f"{contract.out}.part"
     (stage,) = kernel.stages
-    load = in_order(Load(value, partial.name, dense((part, *points))), (*points, part))
+    load = in_order(Load(value, partial.name, dense_index((part, *points))), (*points, part))
     loop = Stage(True, (load, Reduce(contract.out, "sum", value)))
     after = Stage(False, tuple(i for i in stage.body if i is not contract))
     summing = replace(kernel, rows=points, cols=(part,))

@@ -5,12 +5,12 @@
 
 from dataclasses import replace
 
-from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.scatters.run_reductions import RunLevel
 from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
 from smelt.codegen.gpu.scatters.stable_sort import SortedEvents
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import Buffer, Kernel, Role
-from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import hint, is_symsize
 
 _CHUNKS = (8, 32)  # entries of a chunk: short ones where there are few threads otherwise
@@ -18,31 +18,8 @@ _ENOUGH_THREADS = 132 * 1024
 _ONE_CHUNK = 64  # so many are reduced by one thread
 
 
-@dataclass(frozen=True, slots=True)
-class RunLevel:
-    """One level. `keys` and `values` name the list's buffers; the first level has none for values, but the numbers of
-    events in `order`. `further`: keys and values for the next level."""
-
-    places: Places
-    count: Size
-    chunk: Size
-    keys: str
-    order: str | None
-    values: str
-    further: tuple[str, str] | None
-
-    @property
-    def chunks(self) -> Size:
-        return -(-self.count // self.chunk)
-
-    @property
-    def thread_count(self) -> Size:
-        return self.chunks * product(axis.size for axis in self.places.inner)
-
-
-def run_levels(places: Places, events: SortedEvents) -> list[tuple[Kernel, RunLevel]]:
-    """Each with a kernel that has the buffers it touches."""
-    levels: list[tuple[Kernel, RunLevel]] = []
+def run_levels(places: Places, events: SortedEvents) -> list[RunLevel]:
+    levels: list[RunLevel] = []
     dtype = value_dtypes(places.kernel)[places.scatter.value]
     inner = product(axis.size for axis in places.inner)
     count, keys, values = places.event_count, events.keys, None
@@ -56,7 +33,7 @@ def run_levels(places: Places, events: SortedEvents) -> list[tuple[Kernel, RunLe
         whole = count + 1 if is_symsize(count) else count
         chunk = whole if last else _CHUNKS[1] if enough else _CHUNKS[0]
         order, source = (events.order.name, "") if values is None else (None, values.name)
-        run_level = RunLevel(places, count, chunk, keys.name, order, source, None)
+        run_level = RunLevel(places.kernel, places, count, chunk, keys.name, order, source)
         new: list[Buffer] = []
         if not last:
             entries = 2 * run_level.chunks
@@ -64,7 +41,7 @@ def run_levels(places: Places, events: SortedEvents) -> list[tuple[Kernel, RunLe
             new = [Buffer(f"{stem}.keys", places.dtype, entries, Role.OUTPUT)]
             new.append(Buffer(f"{stem}.values", dtype, entries * inner, Role.OUTPUT))
             run_level = replace(run_level, further=(new[0].name, new[1].name))
-        levels.append((_kernel(places, [*inputs, *new], level), run_level))
+        levels.append(replace(run_level, kernel=_kernel(places, [*inputs, *new], level)))
         if last:
             return levels
         (keys, values), count = new, 2 * run_level.chunks

@@ -12,26 +12,59 @@ its last, if that continues. Where there is no such run, the entry has its key a
 sorted, and equal keys stay adjacent.
 """
 
-from smelt.codegen.gpu.grid_plan import PhasePlan
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.grids import POINT_THREADS, Grid
 from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.scatters.run_levels import RunLevel
+from smelt.codegen.gpu.scatters.scatter_kernels import Places
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.loops.builder import TRUE
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.ir.kernel import Kernel
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import product
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import known_equal
+
+
+@dataclass(frozen=True, slots=True)
+class RunLevel(Grid):
+    """One level. `keys` and `values` name the list's buffers; the first level has none for values, but the numbers of
+    events in `order`. `further`: keys and values for the next level."""
+
+    kernel: Kernel  # with the buffers that it touches
+    places: Places
+    count: Size
+    chunk: Size
+    keys: str
+    order: str | None
+    values: str
+    further: tuple[str, str] | None = None
+    threads: int = POINT_THREADS
+
+    @property
+    def chunks(self) -> Size:
+        return -(-self.count // self.chunk)
+
+    @property
+    def thread_count(self) -> Size:
+        return self.chunks * product(axis.size for axis in self.places.inner)
+
+    @property
+    def blocks(self) -> Size:
+        return -(-self.thread_count // self.threads)
+
+    def write(self, b: Simt) -> None:
+        RunReductionBody(b, self).write()
 
 
 class RunReductionBody(PhaseBody):
     """One level, being written."""
 
-    work: RunLevel
+    grid: RunLevel
 
-    def __init__(self, b: Simt, plan: PhasePlan) -> None:
-        super().__init__(b, plan)
-        self.places = self.work.places
+    def __init__(self, b: Simt, grid: RunLevel) -> None:
+        super().__init__(b, grid, None)
+        self.places = grid.places
         self.dtype = self.dtypes[self.places.scatter.value]
         op = self.places.scatter.op
         assert op is not None
@@ -40,8 +73,8 @@ class RunReductionBody(PhaseBody):
         self.inner = product(axis.size for axis in self.places.inner)
 
     def write(self) -> None:
-        b, level = self.b, self.work
-        thread = b.add(b.mul(b.block_number(), self.plan.threads), b.thread())
+        b, level = self.b, self.grid
+        thread = b.add(b.mul(b.block_number(), self.grid.threads), b.thread())
         mine = b.icmp("slt", thread, b.index(level.chunks * self.inner))
         thread = b.select(mine, thread, 0)
         chunk, self.point = self._split(thread)
@@ -56,7 +89,6 @@ class RunReductionBody(PhaseBody):
         following = b.select(more, self._key(end, more), none)
         continues = b.icmp("eq", previous, first_key)
         nothing = b.const(VALUE_KINDS[self.dtype], -0.0 if self.op == "sum" else 1.0)
-
 
         def entry(turn: Value, carried: list[Value]) -> list[Value]:
             key, total, head, is_head = carried
@@ -98,11 +130,11 @@ class RunReductionBody(PhaseBody):
 
     def _key(self, at: Value, where: Mask) -> Value:
         at = at if where is None else self.b.select(where, at, 0)
-        return self._number(self.work.keys, at)
+        return self._number(self.grid.keys, at)
 
     def _value(self, at: Value) -> Value:
         """Of an entry of the list."""
-        b, level = self.b, self.work
+        b, level = self.b, self.grid
         if level.order is None:
             place = b.add(b.mul(at, b.index(self.inner)), self.point)
             (raw,) = b.load_global(b.pointer(level.values), place, memory_kind(self.dtype), constant=True)
@@ -110,8 +142,7 @@ class RunReductionBody(PhaseBody):
         event = self._number(level.order, at)
         where = {**self.rows, **self._coordinates(event, self.places.events)}
         outside = {**self.values}
-        for instruction in self.places.value_code():
-            self._step(instruction, where, None)
+        self.run(self.places.value_code(), where, None)
         (value,) = self.values[self.places.scatter.value]
         self.values = outside
         return value
@@ -134,7 +165,7 @@ class RunReductionBody(PhaseBody):
         self, chunk: Value, keys: tuple[Value, ...], values: tuple[Value, ...], mask: Value
     ) -> None:
         """For the next level."""
-        b, level = self.b, self.work
+        b, level = self.b, self.grid
         assert level.further is not None
         to_keys, to_values = level.further
         for side, (key, value) in enumerate(zip(keys, values, strict=True)):

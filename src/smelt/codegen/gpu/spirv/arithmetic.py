@@ -2,7 +2,7 @@
 
     Compute(%t3, "fadd", (%t1, %t2))    →    %9 = OpFAdd %float %7 %8, decorated: not contracted with another operation
 
-float16 is held as its bits: it is only moved and converted. Integers of 128 bits are pairs (`wide_integers`).
+float16 is held as its bits: it is only moved and converted.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.spirv.module_words import ModuleWords, Op, instruction
-from smelt.codegen.gpu.spirv.wide_integers import Pair, WideIntegers
 from smelt.ir.loops import BITS, Compute, Convert, Value
 
 _ROUNDED = {"fadd": 129, "fsub": 131, "fmul": 133, "fdiv": 136}
@@ -38,8 +37,6 @@ class Arithmetic(ABC):
         self.m = m
         self.code: list[int] = []
         self.values: dict[str, int] = {}
-        self._wide: dict[str, Pair] = {}  # of 128 bits
-        self._wide_integers = WideIntegers(m, self.op)
 
     @abstractmethod
     def parameter(self, name: str) -> int:
@@ -58,11 +55,8 @@ class Arithmetic(ABC):
             self.values[value.name] = self.parameter(value.name)
         return self.values[value.name]
 
-    def compute(self, node: Compute) -> int | None:
+    def compute(self, node: Compute) -> int:
         op, out, first = node.op, node.out.kind, node.args[0].kind
-        if first == "i128":
-            self._compute_wide(node)
-            return None
         operands = [self.value(each) for each in node.args]
         if op in _OPS:
             result = self.op(_OF_BOOLS.get(op, _OPS[op]) if first == "i1" else _OPS[op], out, *operands)
@@ -109,10 +103,8 @@ class Arithmetic(ABC):
 
     # Conversions.
 
-    def convert(self, node: Convert) -> int | None:
+    def convert(self, node: Convert) -> int:
         m, op, kind, out = self.m, node.op, node.value.kind, node.out.kind
-        if "i128" in (kind, out):
-            return self._convert_wide(node)
         value, into = self.value(node.value), m.type_of(out, node.out.lanes)
         if kind == "i1":
             one = m.number(out, -1 if op in ("sext", "sitofp") else 1)
@@ -146,23 +138,6 @@ class Arithmetic(ABC):
         result = self.op(Op.CONVERT_F_TO_S, kind, inside)
         result = self.op(Op.SELECT, kind, above, m.number(kind, top - 1), result)
         return self.op(Op.SELECT, kind, below, m.number(kind, top), result)
-
-    # Integers of 128 bits.
-
-    def _compute_wide(self, node: Compute) -> None:
-        a, b = node.args
-        constant = None if b.number is None else int(b.number)  # type: ignore[arg-type]
-        other = self._wide[b.name] if constant is None else self._wide_integers.number(constant)
-        self._wide[node.out.name] = self._wide_integers.compute(node.op, self._wide[a.name], other, constant)
-
-    def _convert_wide(self, node: Convert) -> int | None:
-        if node.value.kind == "i128":
-            low, kind = self._wide[node.value.name][0], node.out.kind
-            return low if kind == "i64" else self.op(Op.U_CONVERT, kind, low)
-        value = self.value(node.value)
-        low = value if node.value.kind == "i64" else self.op(Op.U_CONVERT, "i64", value)
-        self._wide[node.out.name] = low, self.m.integer(64, 0)
-        return None
 
 
 _COMPOSED: dict[str, Callable[..., int]] = {

@@ -8,8 +8,8 @@ LLVM's own SPIR-V back end is not used: it aborts on unsupported input, writes u
 that shaders do not have, does not forbid fusing a product and a sum, and has no addresses, so that each launch would
 have to describe each buffer to the driver. Here global memory has 64-bit addresses, as on any GPU.
 
-Launch parameters are 64-bit numbers: the first block's number, buffers, workspace, sizes. At most `PUSHED` of them are
-push constants; a longer list is passed by address.
+Launch parameters are 64-bit numbers: of a launch in pieces the number of the first block, then buffers, workspace,
+sizes. At most `PUSHED` of them are push constants; a longer list is passed by address.
 """
 
 from collections.abc import Callable, Sequence
@@ -251,20 +251,30 @@ class _Printer(Arithmetic):
         self.op(Op.FUNCTION_CALL, self.m.void_type(), self.m.helper(node.callee, arrays), *operands)
 
     def id(self, node: loops.Id) -> int:
-        if node.what == "first_block":
-            return self._push_constant(self.m.word(0))
         if node.at is not None:
             return self._launch_parameter(self.value(node.at))
+        loaded = self._built_in(node.what)
         if node.what != "block":
+            return loaded
+        first = self.op(Op.U_CONVERT, "i32", self._push_constant(self.m.word(0)))
+        return self.op(Op.IADD, "i32", self.op(Op.COMPOSITE_EXTRACT, "i32", loaded, 0), first)
+
+    def _built_in(self, what: str) -> int:
+        if what != "block":
             self.m.capabilities.add(Capability.GROUP)
-        kind = self.m.type_of("i32", 3 if node.what == "block" else 1)
-        loaded = self.op(Op.LOAD, kind, self.m.built_in(_BUILT_IN[node.what], kind))
-        return self.op(Op.COMPOSITE_EXTRACT, "i32", loaded, 0) if node.what == "block" else loaded
+        kind = self.m.type_of("i32", 3 if what == "block" else 1)
+        return self.op(Op.LOAD, kind, self.m.built_in(_BUILT_IN[what], kind))
 
     def shuffle(self, node: loops.Shuffle) -> int:
-        assert node.mode == "from"
         self.m.capabilities |= {Capability.GROUP, Capability.GROUP_SHUFFLE}
-        return self.op(Op.GROUP_SHUFFLE, "i32", self.m.word(_SCOPES["warp"]), *self._values((node.value, node.lane)))
+        value, lane = self._values((node.value, node.lane))
+        if node.mode == "xor":
+            lane = self.op(Op.BITWISE_XOR, "i32", self._built_in("lane"), lane)
+        elif node.mode == "up":  # any value for the first lanes, but of a lane that is there
+            mine = self._built_in("lane")
+            behind = self.op(Op.ISUB, "i32", mine, lane)
+            lane = self.op(Op.SELECT, "i32", self.op(Op.U_LESS, "i1", mine, lane), mine, behind)
+        return self.op(Op.GROUP_SHUFFLE, "i32", self.m.word(_SCOPES["warp"]), value, lane)
 
     def barrier(self, node: loops.Barrier) -> None:
         if node.scope == "warp":

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from smelt.codegen.loops.builder import Builder, Loop, param
 from smelt.codegen.loops.math.polynomial import polynomial, round_scaled
+from smelt.codegen.loops.wide_products import wide_product
 from smelt.device import Target
 from smelt.ir.loops import BITS, Function, Table, Value
 
@@ -38,95 +39,84 @@ _HALF_PI = {
 }
 _HALF_PI_64 = (1.5707963109016418, 1.5893254773528196e-08)  # the first with trailing zeros, for targets without fma
 _LARGE = {"f32": 65536.0, "f64": 1048576.0}
+_FRACTION_BITS = {"f32": 23, "f64": 52}
 _SMALL = {"f32": 2.0**-12, "f64": 2.0**-27}
 _HALF_PI_SCALED = float.fromhex("0x1.921fb54442d18p-64")
 _HALF_PI_PAIR = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"))
 
 _REDUCE = {"f32": "smelt.reduce_angles", "f64": "smelt.reduce_angles_wide"}
-_TWO_OVER_PI_TABLE, _WIDE_TABLE = Value("@smelt.two_over_pi", "ptr"), Value("@smelt.two_over_pi_wide", "ptr")
 _ANGLES, _LANES = param("angles", "ptr"), param("lanes")
 
-# 2/π in binary, after 32 zeros so that every window starts inside.
-_TWO_OVER_PI_WORDS = (
-    0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561,
-)  # fmt: skip
+# 2/π in binary, after as many zeros as a word has bits, so that every window starts inside: the table, and its words.
+_TWO_OVER_PI_WORDS = {
+    "f32": (Value("@smelt.two_over_pi", "ptr"), (
+        0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561,
+    )),
+    "f64": (Value("@smelt.two_over_pi_wide", "ptr"), (
+        0x0000000000000000, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041, 0xFE5163ABDEBBC561,
+        0xB7246E3A424DD2E0, 0x06492EEA09D1921C, 0xFE1DEB1CB129A73E, 0xE88235F52EBB4484, 0xE99C7026B45F7E41,
+        0x3991D639835339F4, 0x9C845F8BBDF9283B, 0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7,
+        0x4F463F669E5FEA2D, 0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08, 0x56033046FC7B6BAB,
+        0xF0CFBC209AF4361D, 0xA9E391615EE61B08,
+    )),
+}  # fmt: skip
 
-# The same for f64, after 64 zeros.
-_TWO_OVER_PI_WIDE = (
-    0x0000000000000000, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041, 0xFE5163ABDEBBC561,
-    0xB7246E3A424DD2E0, 0x06492EEA09D1921C, 0xFE1DEB1CB129A73E, 0xE88235F52EBB4484, 0xE99C7026B45F7E41,
-    0x3991D639835339F4, 0x9C845F8BBDF9283B, 0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7,
-    0x4F463F669E5FEA2D, 0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08, 0x56033046FC7B6BAB,
-    0xF0CFBC209AF4361D, 0xA9E391615EE61B08,
-)  # fmt: skip
 
-
-def _reduce_angles(target: Target) -> Function:
+def _reduce_angles(target: Target, kind: str) -> Function:
     """A function that reduces `lanes` angles in memory in place, and writes the quadrants behind them."""
-    b = Builder(target)
-    loop, place, quadrants = _each_angle(b, "f32")
-    x = b.load(place, "f32")
-    # |x| = m · 2^(e - 23): take the 96 bits of 2/π that start at weight 2 in 2/π · 2^(e - 23); higher ones add turns.
-    size = b.and_(b.bits(x), 0x7FFFFFFF)
-    biased = b.lshr(size, 23)
-    mantissa = b.convert("zext", b.or_(b.and_(size, (1 << 23) - 1), 1 << 23), "i128")
-    finite = b.icmp("ult", biased, 255)
-    start = b.sub(b.select(finite, b.select(b.icmp("ult", biased, 128), 128, biased), 128), 120)
-    first = b.element(_TWO_OVER_PI_TABLE, "i32", b.convert("zext", b.lshr(start, 5), "i64"))
-    words = [b.convert("zext", b.load(b.element(first, "i32", n), "i32"), "i128") for n in range(4)]
-    high, low = b.or_(b.shl(words[0], 96), b.shl(words[1], 64)), b.or_(b.shl(words[2], 32), words[3])
-    aligned = b.shl(b.or_(high, low), b.convert("zext", b.and_(start, 31), "i128"))
-    turns = b.shl(b.mul(b.lshr(aligned, 32), mantissa), 32)
+    b, bits, fraction = Builder(target), BITS[kind], _FRACTION_BITS[kind]
+    word, bias = f"i{bits}", (1 << (bits - fraction - 2)) - 1
+    loop, place, quadrants = _each_angle(b, kind)
+    x = b.load(place, kind)
+    # |x| = m · 2^(e - fraction): take three words of 2/π from weight 2 in 2/π · 2^(e - fraction) on; what is above adds
+    # turns.
+    size = b.and_(b.bits(x), (1 << (bits - 1)) - 1)
+    biased = b.lshr(size, fraction)
+    mantissa = b.or_(b.and_(size, (1 << fraction) - 1), 1 << fraction)
+    finite = b.icmp("ult", biased, 2 * bias + 1)
+    clamped = b.select(finite, b.select(b.icmp("ult", biased, bias), bias, biased), bias)
+    start = b.sub(clamped, bias - (bits - 2 - fraction))
+    table, values = _TWO_OVER_PI_WORDS[kind]
+    first = b.element(table, word, b.convert("zext", b.lshr(start, bits.bit_length() - 1), "i64"))
+    words = [b.load(b.element(first, word, n), word) for n in range(4)]
+    shift = b.and_(start, bits - 1)
+    rest = b.sub(bits - 1, shift)
+    turns, carry = list[Value](), b.const(word, 0)
+    for high, low in reversed([*itertools.pairwise(words)]):
+        window = b.or_(b.shl(high, shift), b.lshr(b.lshr(low, 1), rest))
+        product, above = wide_product(b, window, mantissa)
+        turns.insert(0, b.add(product, carry))
+        carry = b.add(above, b.convert("zext", b.icmp("ult", turns[0], carry), word))
     # Two bits of quadrant, then the fraction; read as signed, the fraction is the distance to the nearest quadrant.
-    quadrant = b.convert("trunc", b.lshr(b.add(turns, 1 << 125), 126), "i32")
-    distance = b.convert("sitofp", b.convert("trunc", b.ashr(b.shl(turns, 2), 64), "i64"), "f64")
-    r = b.convert("fptrunc", b.fmul(distance, _HALF_PI_SCALED), "f32")
-    _store_angle(b, x, finite, r, quadrant, place, b.element(quadrants, "i32", loop.index))
+    quadrant = b.lshr(b.add(turns[0], 1 << (bits - 3)), bits - 2)
+    distance = [b.or_(b.shl(one, 2), b.lshr(next_one, bits - 2)) for one, next_one in itertools.pairwise(turns)]
+    r = (_radians if kind == "f32" else _radians_wide)(b, *distance)
+    _store_angle(b, x, finite, r, quadrant, place, b.element(quadrants, word, loop.index))
     loop.end()
-    function = b.function(_REDUCE["f32"], (_ANGLES, _LANES), "shared", inlined=False)
-    return replace(function, tables=(_table(_TWO_OVER_PI_TABLE, "i32", _TWO_OVER_PI_WORDS),))
+    constants = Table(table.name[1:], tuple(Value("", word, number=each) for each in values))
+    function = b.function(_REDUCE[kind], (_ANGLES, _LANES), "shared", inlined=False)
+    return replace(function, tables=(*function.tables, constants))
 
 
-def _reduce_wide_angles(target: Target) -> Function:
-    """The same for f64."""
-    b = Builder(target)
-    loop, place, quadrants = _each_angle(b, "f64")
-    x = b.load(place, "f64")
-    # |x| = m · 2^e: take the 192 bits of 2/π that start at weight 2 in 2/π · 2^e; higher ones add turns.
-    size = b.and_(b.bits(x), (1 << 63) - 1)
-    biased = b.lshr(size, 52)
-    mantissa = b.convert("zext", b.or_(b.and_(size, (1 << 52) - 1), 1 << 52), "i128")
-    finite = b.icmp("ult", biased, 2047)
-    start = b.sub(b.select(finite, b.select(b.icmp("ult", biased, 1023), 1023, biased), 1023), 1013)
-    first = b.element(_WIDE_TABLE, "i64", b.lshr(start, 6))
-    shift = b.convert("zext", b.and_(start, 63), "i128")
-    words = [b.convert("zext", b.load(b.element(first, "i64", n), "i64"), "i128") for n in range(4)]
-    pairs = [b.or_(b.shl(high, 64), low) for high, low in itertools.pairwise(words)]
-    windows = [b.lshr(b.shl(pair, shift), 64) for pair in pairs]
-    sums = [b.mul(windows[2], mantissa)]
-    for window in (windows[1], windows[0]):
-        sums.append(b.add(b.mul(window, mantissa), b.lshr(sums[-1], 64)))
-    turns = [b.convert("trunc", each, "i64") for each in reversed(sums)]
-    # Two bits of quadrant, then the fraction; read as signed, the fraction is the distance to the nearest quadrant.
-    quadrant = b.lshr(b.add(turns[0], 1 << 61), 62)
-    high = b.or_(b.shl(turns[0], 2), b.lshr(turns[1], 62))
-    rest = b.or_(b.shl(turns[1], 2), b.lshr(turns[2], 62))
-    # In two doubles, the first exact, then times π/2 in two parts.
+def _radians(b: Builder, high: Value, rest: Value) -> Value:
+    whole = b.or_(b.shl(b.convert("zext", high, "i64"), 32), b.convert("zext", rest, "i64"))
+    return b.convert("fptrunc", b.fmul(b.convert("sitofp", whole, "f64"), _HALF_PI_SCALED), "f32")
+
+
+def _radians_wide(b: Builder, high: Value, rest: Value) -> Value:
+    """In two doubles, the first exact, then times π/2 in two parts."""
     one = b.fmul(b.convert("sitofp", b.and_(high, -2048), "f64"), 2.0**-64)
     two = b.fmul(b.convert("uitofp", b.or_(b.shl(high, 53), b.lshr(rest, 11)), "f64"), 2.0**-117)
     total = b.fadd(one, two)
     behind = b.fsub(two, b.fsub(total, one))
     half_pi, half_pi_rest = _HALF_PI_PAIR
     rough = b.fmul(total, half_pi)
-    if target.has_fma:
+    if b.target.has_fma:
         lost = b.fma(total, half_pi, b.fneg(rough))
         low = b.fma(total, half_pi_rest, b.fma(behind, half_pi, lost))
     else:
         low = b.fadd(b.fmul(behind, half_pi), b.fmul(total, half_pi_rest))
-    _store_angle(b, x, finite, b.fadd(rough, low), quadrant, place, b.element(quadrants, "i64", loop.index))
-    loop.end()
-    function = b.function(_REDUCE["f64"], (_ANGLES, _LANES), "shared", inlined=False)
-    return replace(function, tables=(*function.tables, _table(_WIDE_TABLE, "i64", _TWO_OVER_PI_WIDE)))
+    return b.fadd(rough, low)
 
 
 def _each_angle(b: Builder, kind: str) -> tuple[Loop, Value, Value]:
@@ -144,10 +134,6 @@ def _store_angle(
     signed = b.select(negative, b.fneg(r), r)
     b.store(b.select(finite, signed, b.fsub(x, x)), place)
     b.store(b.select(negative, b.sub(0, quadrant), quadrant), quadrant_at)
-
-
-def _table(address: Value, kind: str, words: tuple[int, ...]) -> Table:
-    return Table(address.name[1:], tuple(Value("", kind, number=word) for word in words))
 
 
 def sin(b: Builder, x: Value) -> Value:
@@ -204,7 +190,7 @@ def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
     """All lanes by the helper. A loop in there: calls for each lane took LLVM longer than the rest of a kernel."""
     helper, kind = _REDUCE[x.kind], f"i{BITS[x.kind]}"
     if helper not in b.helpers:
-        b.helpers[helper] = (_reduce_wide_angles if x.kind == "f64" else _reduce_angles)(b.target)
+        b.helpers[helper] = _reduce_angles(b.target, x.kind)
     place = b.stack(f"angles{x.kind}.{x.lanes}", kind, 2 * x.lanes, 16)
     b.store(x, place)
     b.call(helper, place, b.const("i64", x.lanes))

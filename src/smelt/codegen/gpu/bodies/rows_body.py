@@ -1,0 +1,336 @@
+"""`Rows`: whole rows, each shared by a team of threads; `RowsBody` writes such a grid.
+
+    row, first col      from the block and the thread
+    row stages          by every thread of the team; stored by its first
+    loop stages         tile by tile: load, compute, store; reductions first in each thread, then between the threads
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.grids import Grid
+from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
+from smelt.codegen.gpu.phase_kernels import Bound
+from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
+from smelt.codegen.gpu.team_scans import RunningFold, TeamScan
+from smelt.codegen.loops.reductions import combine, start
+from smelt.codegen.loops.scalars import cast
+from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
+from smelt.ir.loops import Value
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+Name = TypeVar("Name")
+Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
+
+_TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
+_POINTS = 16  # that a thread reads at once in a loop that is not unrolled; to be measured
+_MOST_TILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Grid):
+    """Rows, each shared by a team of threads. Adjacent threads go along the cols of a row, or along rows that are side
+    by side in memory. A thread takes `width` adjacent points together: of the last axis that these go along."""
+
+    kernel: Kernel
+    bounds: tuple[Bound, ...]
+    along_rows: bool
+    threads: int
+    team: int  # threads that share a row
+    width: int
+    unrolled: bool
+    warp: int  # threads that run in step
+    cluster: int = 1  # blocks that share a row
+
+    @property
+    def vector_axis(self) -> Axis | None:
+        axes = self.kernel.rows if self.along_rows else self.kernel.cols
+        return axes[-1] if axes else None
+
+    @property
+    def stride(self) -> int:
+        """How many cols the threads of a team take together."""
+        return self.team if self.along_rows else self.team * self.width
+
+    @property
+    def tiles(self) -> Size:
+        """How many times a thread comes back to its row's cols."""
+        return -(-self.kernel.col_count // self.stride)
+
+    @property
+    def points(self) -> int:
+        """Of a row, that a thread has. Only of loops that are unrolled."""
+        return int(self.tiles) * self.width
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a block, or of a cluster."""
+        if self.cluster > 1:
+            return 1
+        return self.threads // self.team * (self.width if self.along_rows else 1)
+
+    @property
+    def blocks(self) -> Size:
+        return -(-self.kernel.row_count // self.rows_at_once) * self.cluster
+
+    def parameters(self) -> dict[str, Any]:
+        """For a record of the same rows with more fields."""
+        return {each.name: getattr(self, each.name) for each in fields(Rows)}
+
+    def write(self, b: Simt) -> None:
+        RowsBody(b, self).write()
+
+
+class RowsBody(PhaseBody):
+    """A grid of rows being written."""
+
+    grid: Rows
+    scans: dict[str, TeamScan]  # of the loop being written
+
+    def __init__(self, b: Simt, grid: Rows) -> None:
+        super().__init__(b, grid, grid.vector_axis, grid.width)
+        self.keeps_loads = grid.unrolled
+        self.row_mask: Mask = None
+        self.col_mask: Mask = None  # of the cols a thread is at
+        self.first: Value = b.index(0)  # of a row's cols, what this thread begins with
+        self.is_first: Mask = None  # whether this thread stores what there is once a row
+        self.stored_once: dict[tuple[str, Index], Values] = {}
+        self.reads_rewritten = False  # something was loaded that this kernel stores to as well
+
+    def write(self) -> None:
+        self._find_row()
+        for stage in self.kernel.stages:
+            self._stage(stage)
+        if self.grid.cluster > 1:
+            self.b.leave_cluster()
+
+    def _find_row(self) -> None:
+        b, grid = self.b, self.grid
+        if grid.along_rows:
+            lanes = grid.threads // grid.team
+            row = b.mul(b.add(b.mul(b.block_number(), lanes), b.and_(b.lane(), lanes - 1)), grid.width)
+            self.first = b.warp_number() if lanes == b.warp else b.lshr(b.thread(), lanes.bit_length() - 1)
+        elif grid.cluster > 1:
+            row = b.lshr(b.block_number(), grid.cluster.bit_length() - 1)
+            self.first = b.mul(b.add(b.mul(b.cluster_rank(), grid.threads), b.thread()), grid.width)
+        elif grid.team > b.warp:
+            row, self.first = b.block_number(), b.mul(b.thread(), grid.width)
+        elif grid.team == b.warp:
+            row = b.add(b.mul(b.block_number(), grid.threads // grid.team), b.warp_number())
+            self.first = b.mul(b.lane(), grid.width)
+        else:
+            number = b.add(b.mul(b.block_number(), grid.threads), b.thread())
+            shift = grid.team.bit_length() - 1
+            row = b.lshr(number, shift) if shift else number
+            self.first = b.mul(b.and_(number, grid.team - 1), grid.width)
+        self.rows, self.row_mask = self._within(row, self.kernel.rows, grid.rows_at_once)
+        threads_of_row = grid.team if grid.along_rows else grid.team * grid.width
+        if threads_of_row > 1:
+            self.is_first = b.icmp("eq", self.first, 0)
+
+    # Stages.
+
+    def _stage(self, stage: Stage) -> None:
+        if stage.loop:
+            self._loop(stage)
+        else:
+            self.run(stage.body, self.rows, self._both(self.row_mask, self.is_first), tile=-1)
+
+    def _loop(self, stage: Stage) -> None:
+        b, grid = self.b, self.grid
+        folds = [i for i in stage.body if isinstance(i, Reduce)]
+        carried = {i.out: (start(b, i.op, self.dtypes[i.value], 1),) * self.width for i in folds}
+        self.scans = {}
+        for i in stage.body:
+            if isinstance(i, Scan):
+                fold = RunningFold(i.op, self.dtypes[i.value])
+                self.scans[i.out] = scan = TeamScan.of(b, fold, 0 if grid.along_rows else grid.team)
+                carried[i.out] = scan.start(b, self.width)
+        if grid.unrolled:
+            for tile in range(int(grid.tiles)):
+                carried = self._tile(stage, b.index(tile), tile, carried)
+            dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
+        else:
+            carried, dtypes = self._long_loop(stage, folds, carried)
+        self._finish(folds, dtypes, carried)
+
+    def _long_loop(
+        self, stage: Stage, folds: Sequence[Reduce], nothing: Carried
+    ) -> tuple[Carried, dict[str, torch.dtype]]:
+        """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into a float64 every
+        few tiles, so that their error does not grow with the length."""
+        b, tiles, at_once = self.b, self.grid.tiles, self._tiles_at_once(stage)
+        dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
+        sums = {fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point}
+        zero = b.const("f64", 0.0)
+        totals = {name: (zero,) * len(values) if name in sums else values for name, values in nothing.items()}
+        step = max(1, _TILES_OF_SUM // at_once) if sums else 1
+        last = b.const("i64", -(-tiles // at_once))
+
+        def some_tiles(turn: Value, values: list[Value]) -> list[Value]:
+            return flat(self._tiles(stage, turn, at_once, named(nothing, values)))
+
+        def emptied(turn: Value, values: list[Value]) -> list[Value]:
+            before = named(nothing, values)
+            beyond = b.add(turn, step)
+            end = b.select(b.icmp("slt", beyond, last), beyond, last)
+            begin = {name: nothing[name] if name in sums else each for name, each in before.items()}
+            after = named(nothing, b.carried_loop(end, flat(begin), some_tiles, first=turn))
+            for name in (name for name in after if name in sums):
+                pairs = zip(before[name], after[name], strict=True)
+                after[name] = tuple(b.fadd(total, b.convert("fpext", value, "f64")) for total, value in pairs)
+            return flat(after)
+
+        turns = emptied if sums else some_tiles
+        folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
+        self.registers.clear()
+        return named(nothing, folded), dtypes | dict.fromkeys(sums, torch.float64)
+
+    def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
+        """Several tiles, all read before the first is computed."""
+        b = self.b
+        number = b.convert("trunc", turn, b.index_kind)
+        numbers = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)] if at_once > 1 else [number]
+        self._read_ahead(stage, numbers)
+        for tile, each in enumerate(numbers):
+            carried = self._tile(stage, each, tile, carried)
+        return carried
+
+    def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
+        """How many tiles an iteration of a loop that is not unrolled takes; missing ones are masked."""
+        grid = self.grid
+        scans = [i for i in stage.body if isinstance(i, Scan)]
+        if any(scan.op == "logaddexp" for scan in scans):
+            return 1  # that is long code
+        if scans and not grid.along_rows:
+            points = min(points, 2 * grid.width)  # each tile waits for the one before it
+        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load | Accumulate) and i.index.terms}
+        wanted = max(1, min(_MOST_TILES, points // (grid.width * max(1, len(read)))))
+        if not is_symsize(grid.tiles) and not self.kernel.col_count % grid.stride:
+            while grid.tiles % wanted:
+                wanted //= 2
+        return wanted
+
+    def _read_ahead(self, stage: Stage, numbers: Sequence[Value]) -> None:
+        """Issue all loads of these tiles that read unwritten buffers before the first use."""
+        if len(numbers) == 1:
+            return
+        for tile, number in enumerate(numbers):
+            where, _ = self._cols(number)
+            for i in stage.body:
+                if isinstance(i, Load) and self.kernel.buffer(i.buffer).role is Role.INPUT:
+                    loaded = self._loaded(i, {**self.rows, **where}, tile)
+                    self.registers[i.buffer, i.index, tile] = loaded
+
+    def _tile(self, stage: Stage, number: Value, tile: int, carried: Carried) -> Carried:
+        """One pass of a thread over its cols: what the loop carried → what it carries on."""
+        where, self.col_mask = self._cols(number)
+        mask = self._both(self.col_mask, self.row_mask)
+        outside, carried = {**self.values}, {**carried}
+        for i in stage.body:
+            if isinstance(i, Reduce):
+                carried[i.out] = self._folded(i, carried[i.out], mask)
+            elif isinstance(i, Scan):
+                values = self._spread(self.values[i.value])
+                scanned = self.scans[i.out].step(self.b, values, mask, number, carried[i.out])
+                self.values[i.out], carried[i.out] = scanned
+            else:
+                self._step(i, {**self.rows, **where}, mask, tile)
+        self.values = outside
+        return carried
+
+    def _folded(self, fold: Reduce, so_far: Values, mask: Mask) -> Values:
+        b, dtype = self.b, self.dtypes[fold.value]
+        nothing = start(b, fold.op, dtype, 1)
+        pairs = zip(so_far, self._spread(self.values[fold.value]), strict=True)
+        return tuple(
+            combine(b, fold.op, dtype, old, value if mask is None else b.select(mask, value, nothing))
+            for old, value in pairs
+        )
+
+    def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
+        """The first of the cols that a thread takes in iteration `number`."""
+        b, grid = self.b, self.grid
+        mask: Mask = None
+        col = b.add(b.mul(number, grid.stride), self.first)
+        count = self.kernel.col_count
+        if is_symsize(count) or count % grid.stride:  # of a size that varies, loops may come to tiles behind the last
+            mask = b.icmp("slt", col, b.index(count))
+            col = b.select(mask, col, 0)
+        where = self._coordinates(col, self.kernel.cols)
+        for bound in grid.bounds:
+            if is_symsize(bound.size) or is_symsize(bound.chunk) or bound.size % bound.chunk:
+                reached = b.add(b.mul(self.rows[bound.part], b.index(bound.chunk)), where[bound.inner])
+                inside = b.icmp("slt", reached, b.index(bound.size))
+                mask = self._both(mask, inside)
+                where = {name: b.select(inside, value, 0) for name, value in where.items()}
+        return where, mask
+
+    def _finish(self, folds: Sequence[Reduce], dtypes: Mapping[str, torch.dtype], carried: Carried) -> None:
+        """Between the points of a thread, then between threads."""
+        b, grid = self.b, self.grid
+        if not folds:
+            return
+        kinds = [(fold.op, dtypes[fold.out]) for fold in folds]
+        mine = [carried[fold.out] for fold in folds]
+        if grid.along_rows:
+            totals = reduce_teams(b, kinds, mine, grid.threads // grid.team, grid.threads)
+        else:
+            single = [halved(each, partial(combine, b, *kind)) for kind, each in zip(kinds, mine, strict=True)]
+            totals = [(each,) for each in reduce_team(b, kinds, single, grid.team, grid.threads)]
+        for fold, (_, dtype), values in zip(folds, kinds, totals, strict=True):
+            self.values[fold.out] = tuple(cast(b, each, dtype, self.dtypes[fold.value]) for each in values)
+
+    # Memory.
+
+    def _loaded(self, i: Load, where: Coordinates, tile: int) -> Values:
+        if (i.buffer, i.index) in self.stored_once:
+            return self.stored_once[i.buffer, i.index]
+        if (i.buffer, i.index, tile) not in self.registers:
+            self.reads_rewritten = self.reads_rewritten or self.kernel.buffer(i.buffer).role is Role.INOUT
+        return super()._loaded(i, where, tile)
+
+    def _store(self, i: Store, where: Coordinates, mask: Mask, tile: int) -> None:
+        if tile < 0:
+            self.stored_once[i.buffer, i.index] = self.values[i.value]
+            self._wait_for_team()
+        super()._store(i, where, mask, tile)
+
+    def _wait_for_team(self) -> None:
+        """Before one thread stores what others of its team load: all of them have."""
+        if not self.reads_rewritten or self.is_first is None:
+            return
+        if self.grid.cluster > 1:
+            self.b.cluster_barrier()
+        elif self.grid.along_rows or self.grid.team > self.b.warp:
+            self.b.barrier()
+        else:
+            self.b.warp_barrier()
+        self.reads_rewritten = False
+
+
+def halved(values: Sequence[Value], join: Callable[[Value, Value], Value]) -> Value:
+    """All of `values` in one, neighbours first."""
+    while len(values) > 1:
+        pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]
+        values = [*pairs, values[-1]] if len(values) % 2 else pairs
+    return values[0]
+
+
+def flat(carried: Mapping[Any, Values]) -> list[Value]:
+    """All values, as a loop carries them."""
+    return [each for values in carried.values() for each in values]
+
+
+def named(like: Mapping[Name, Values], values: Iterable[Value]) -> dict[Name, Values]:
+    """The same by names again, each as many as in `like`."""
+    rest = iter(values)
+    return {name: tuple(islice(rest, len(each))) for name, each in like.items()}

@@ -1,0 +1,50 @@
+"""`Grid`: one grid of a kernel. Each schedule has a record of its own for what it decides, which writes the code of a
+thread.
+
+    Points(kernel, width=4, vectors=2)     a pointwise kernel: 256 threads a block, eight points each
+    grid.write(b)                          the code, by the primitives of `Simt`
+"""
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.simt import Simt
+from smelt.ir.kernel import Kernel
+from smelt.ir.products.library_product import LibraryProduct
+from smelt.symbolic.shapes import Size
+
+POINT_THREADS = 256
+MANY_THREADS = 512  # of a block: larger ones have few registers for each
+
+
+class Grid:
+    """What all grids have."""
+
+    kernel: Kernel
+    threads: int  # of a block
+    resident = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
+    cluster = 1  # blocks that run at the same time and read each other's shared memory
+    product: LibraryProduct | None = None  # what a library may do instead of this grid and `instead_of - 1` after it
+    instead_of = 0
+
+    @property
+    def blocks(self) -> Size:
+        raise NotImplementedError
+
+    @property
+    def has_predicates(self) -> bool:
+        """Whether stores that only some threads do are no branches, which takes registers."""
+        return self.threads <= MANY_THREADS
+
+    def write(self, b: Simt) -> None:
+        """The code of a thread."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGrids:
+    """A kernel as grids that run one after the other, and where in the workspace they leave things for each other."""
+
+    kernel: Kernel
+    phases: tuple[Grid, ...]
+    places: tuple[tuple[str, Size], ...]  # buffers of the workspace, each with its first byte
+    workspace: Size
+    why_not: tuple[tuple[str, str], ...] = ()  # schedules that it does not have, each with the reason
