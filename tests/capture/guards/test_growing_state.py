@@ -50,14 +50,15 @@ class Model(nn.Module):
         for number, layer in enumerate(self.layers):
             keys = cache.update(number, layer(x))
             x = x + (x @ keys.transpose(1, 2)).softmax(-1) @ keys
-        return x
+        output: torch.Tensor = x
+        return output
 
 
 def generate(model: nn.Module, cache: Cache, length: int, tokens: int = 6, rows: int = 2) -> torch.Tensor:
     """The outputs of a prompt and of some tokens after it."""
     outputs = [model(torch.arange(rows * length).reshape(rows, length) % 20, cache)[:, -1]]
     for token in range(tokens):
-        outputs.append(model(torch.full((rows, 1), token), cache)[:, -1])
+        outputs.append(model(torch.full((rows, 1), token % 20), cache)[:, -1])
     return torch.stack(outputs)
 
 
@@ -97,13 +98,11 @@ def test_a_prompt_of_a_size_that_is_a_feature_size_too() -> None:
 
 
 def test_sizes_of_calls_that_grow_no_state_are_static_at_first() -> None:
-    model = nn.Linear(4, 4)
-    model.history = []
+    sums: list[torch.Tensor] = []
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        y = model(x)
-        model.history.append(y.detach().sum())
-        return torch.cat([y, y], 0)
+        sums.append(x.detach().sum())
+        return torch.cat([x, x], 0)
 
     compiled = smelt.compile(step)
     compiled(torch.ones(3, 4))
