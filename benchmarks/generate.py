@@ -3,8 +3,8 @@
     python -m benchmarks.generate [--models gpt2 llama …] [--modes greedy static …] [--tokens 24] [--wrap forward]
 
 Each model is small and has random float32 weights. Each mode generates from prompts of different lengths, then from the
-first again. One line per model and mode: whether the tokens equal eager's, graphs compiled in each call, seconds of the
-first call, tokens per second of eager and of smelt when the lengths repeat, and what else was counted.
+first again. One line per model and mode: whether the tokens equal eager's, graphs compiled in each call, processor
+seconds of the first call, tokens per second of eager and of smelt when the lengths repeat, and what else was counted.
 """
 
 import argparse
@@ -187,16 +187,16 @@ COUNTED = ("graphs", "recompiles", "graph_breaks", "sizes_compiled", "sizes_refu
 
 
 def generate(model: Any, kind: str, mode: str, tokens: int, length: int) -> tuple[torch.Tensor, float]:
-    """The tokens, and the seconds they took."""
+    """The tokens, and the processor seconds they took."""
     arguments = MODES[mode](prompt(kind, length, 1 if mode in ONE_ROW else 2))
     if "assistant_model" in arguments:
         arguments["assistant_model"] = model.assistant[0]
     arguments |= {"max_new_tokens": tokens, "eos_token_id": None, "pad_token_id": 0}
     arguments.setdefault("do_sample", False)
     torch.manual_seed(length)
-    start = time.perf_counter()
+    start = time.process_time()
     output: torch.Tensor = model.generate(**arguments)
-    return output, time.perf_counter() - start
+    return output, time.process_time() - start
 
 
 def compiled(model: Any, wrap: str) -> Any:

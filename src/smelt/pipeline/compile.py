@@ -224,7 +224,9 @@ class EagerCompilation(Compilation):
     def lower(self, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
-    def lower_bound(self, bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
+    def lower_bound(
+        self, bound: Bound, fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
+    ) -> Flat:
         return self.lower(bound.graph(half), name, consuming, planned)
 
 
