@@ -64,7 +64,7 @@ def compile(
     - `backend` is a name of `smelt.list_backends()`, or a callable `(fx.GraphModule, example_inputs) -> callable`.
     - `mode="max-speed"` tries alternatives for each graph by timing them at its first call, and remembers on disk
       which was fastest; `None` and `"default"` never time anything. `torch.compile`'s modes are accepted:
-      `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"`.
+      `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"` with CUDA graphs.
     - `options` are the fields of `smelt.Options`, by name.
     - `disable=True` returns the model unchanged. So does every call if the environment has `SMELT_DISABLE=1`.
     """
@@ -89,7 +89,8 @@ def compile(
     compiler = resolve_backend(backend, checked)
     if disable or is_disabled():
         return model
-    alike = Compiling(**{**settings, "fullgraph": False})
+    # A compiled function that calls another one captures it; whether CUDA graphs are recorded is decided outside.
+    alike = Compiling(**{**settings, "fullgraph": False, "mode": "max-speed" if mode in TUNING_MODES else None})
     region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback, settings=alike)
     _regions.add(region)
     _settings[region] = Compiling(**settings)
@@ -105,7 +106,8 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
-        settings = {**settings, "mode": settings.get("mode") in TUNING_MODES}  # modes with the same code are alike
+        mode = settings.get("mode")
+        settings = {**settings, "mode": (mode in TUNING_MODES, GRAPHS_OF_MODES.get(mode or ""))}  # what differs in code
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""
@@ -325,10 +327,10 @@ def disable() -> _Disabled: ...
 @overload
 def disable(function: Callable[..., Any]) -> Callable[..., Any]: ...
 def disable(function: Callable[..., Any] | None = None) -> Callable[..., Any] | _Disabled:
-    """Run `function` and all it calls in plain Python, also when compiled code calls it. Usable as a decorator.
+    """Run `function` and everything it calls in plain Python, also when compiled code calls it. Usable as a decorator.
 
-    `with smelt.disable():` does so for a block. Inside a compiled function the rest of that function runs in Python as
-    well; its callers go on compiled.
+    `with smelt.disable():` does so for a block. If the block is inside a compiled function, the rest of that function
+    runs in Python too; its callers stay compiled.
     """
     if function is None:
         return _Disabled()
@@ -350,8 +352,8 @@ def record(
 ) -> contextlib.AbstractContextManager[None]:
     """`with smelt.record("report.html"):` writes a page about everything this thread compiles inside the block.
 
-    The page is written to `path` when the block ends, and is called `title`. With `profile=True` it also says how long
-    each kernel and library call took, on average over the calls in the block.
+    The page is written to `path` when the block ends, with the title `title`. With `profile=True` it also has the mean
+    time of each kernel and library call in the block.
     """
     from smelt.explain.report import record as recording
 
@@ -359,13 +361,13 @@ def record(
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> "Callable[..., Explanation]":
-    """`explain(function)(*args)` compiles a function afresh, runs it once, and says what happened.
+    """`explain(function)(*args)` compiles a function again, runs it once, and returns an `Explanation`.
 
-    `settings` are those of `smelt.compile`. `print()` of what comes back is a summary with what to change; its
-    `text(full=True)` says all of it, `text(guards=True)` the guards, `to_html(path)` writes a page. Given a compiled
-    function that is left to eager, it says why.
-    What it returns may be called several times, with other arguments: it then explains all calls together, and so the
-    causes of recompiles as well.
+    `settings` are those of `smelt.compile`. `print()` of the explanation is a summary with suggestions; its
+    `text(full=True)` has all details, `text(guards=True)` the guards, and `to_html(path)` writes a page. If a compiled
+    function runs in eager because that is faster, the explanation has the reason.
+    Call the result of `explain(function)` several times, with other arguments, to explain all calls together, with the
+    causes of recompiles.
     """
     from smelt.explain.explanation import from_events
 
@@ -390,10 +392,10 @@ def verify(
     backends: Sequence[str] = ("eager", "aot_eager", "llvm"),
     options: Mapping[str, Any] | None = None,
 ) -> "Verification":
-    """Run `model(*args, **kwargs)` and its gradients by eager, in float64 and by each backend; say where they part.
+    """Run `model(*args, **kwargs)` and its gradients in eager, in float64 and with each backend, and compare them.
 
-    Results, gradients of parameters and arguments, and what the program has written are compared. The model and the
-    arguments stay as they were. `backends` are names, and `options` those of `smelt.compile`.
+    Results, gradients of parameters and arguments, and values that the program writes are compared. The model and the
+    arguments do not change. `backends` are names, and `options` are the options of `smelt.compile`.
     """
     from smelt.explain.verify import Judge, check_callable
     from smelt.explain.verify import verify as run_verification
@@ -411,7 +413,7 @@ _FORGETTING = (
 
 
 def reset() -> None:
-    """Forget all compiled code and clear `smelt.counters`."""
+    """Delete all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
     fake_tensor.forget()

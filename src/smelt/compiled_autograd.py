@@ -40,13 +40,13 @@ def enable(compiler: Any) -> contextlib.AbstractContextManager[None]:
     """Capture and compile the backwards of this thread.
 
     `compiler` is `smelt.compile(…)` without a model, the name of a backend, or any function that takes the captured
-    `fx.GraphModule` and returns what is called in its place. What was compiled is kept for the next time it is given.
+    `fx.GraphModule` and returns a callable. Compiled code is reused when the same `compiler` is enabled again.
     """
     return _Installed(_backwards_of(compiler))
 
 
 def disable() -> contextlib.AbstractContextManager[None]:
-    """Leave the backwards of this thread to PyTorch's engine."""
+    """Run the backwards of this thread in PyTorch's engine."""
     return _Installed(None)
 
 

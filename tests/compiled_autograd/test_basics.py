@@ -295,6 +295,14 @@ def test_equal_settings_share_what_was_compiled() -> None:
     assert captures() == when_read(1)
 
 
+def test_settings_that_differ_share_nothing() -> None:
+    x = torch.randn(3, requires_grad=True)
+    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
+        with enable(smelt.compile(backend="eager", mode=mode)):
+            (x * 2).sum().backward()
+    assert captures() == when_read(3)
+
+
 @needs_layout
 def test_a_compiler_of_ones_own_gets_the_module() -> None:
     seen: list[torch.fx.GraphModule] = []

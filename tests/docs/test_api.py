@@ -23,12 +23,12 @@ from tests.golden import golden
 # The page's sections: public names, and the classes of what they give back.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
-    "Looking": ("explain", "record", "verify", "counters"),
+    "Reports and checks": ("explain", "record", "verify", "counters"),
     "Deploying": ("export", "Artifact", "Dimension", "load"),
     "Backends": ("register_backend", "list_backends", "register_chip"),
     "Lazy tensors": ("lazy",),
     "Chips": ("chips",),
-    "Autograd by hand": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
+    "Ahead-of-time autograd": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
     "Settings": ("Options", "config"),
     "Errors and warnings": ("SmeltError", "GraphBreakError", "SmeltWarning"),
 }

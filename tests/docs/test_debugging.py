@@ -21,6 +21,7 @@ WISHES: dict[str, tuple[str, str]] = {
     "See the captured graph": ("SMELT_LOGS=graph python job.py", "softmax: f32[4, 8]"),
     "See generated code": ("SMELT_LOGS=kernels python job.py", "program backward0"),
     "See saved values": ("SMELT_LOGS=forward python job.py", "saved for backward: 160 bytes"),
+    "See every operator": ("double(torch.ones(10))", "operator: sin.default"),
     "Compare timings": ("smelt bench job.py:example --backward --seconds 0.2", "times eager's speed"),
     "Check results": ("smelt verify job.py:example", "right"),
     "Disable": ("@smelt.disable", "marked smelt.disable"),

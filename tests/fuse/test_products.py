@@ -281,6 +281,36 @@ def test_wider_copies_are_not_made() -> None:
     assert len(program.steps) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("floats", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_small_integers_are_read_by_products(dtype: torch.dtype, floats: torch.dtype) -> None:
+    """Quantized weights: no copy of them as floats."""
+    weight = torch.randint(*(0, 256) if dtype is torch.uint8 else (-128, 128), (24, 40)).to(dtype)
+    scale = torch.rand(24).to(floats)
+    fn = lambda x, w, s: torch.nn.functional.linear(x, w.to(x.dtype)) * s  # noqa: E731
+    for rows in (1, 3, 70):
+        assert len(own(fn, (_x(rows, 40) / 128).to(floats), weight, scale).steps) == 1
+
+
+def test_larger_integers_are_converted_before_products() -> None:
+    """Floats do not represent all of them."""
+    weight = torch.randint(-9, 10, (24, 40), dtype=torch.int32)
+    assert len(own(lambda x, w: torch.mm(x, w.float().t()), _x(3, 40), weight).steps) == 2
+
+
+@pytest.mark.parametrize(("cycles", "reads_integers"), [(2e5, True), (3e5, False)])
+def test_quantized_weights_are_multiplied_where_converting_them_takes_longer(
+    monkeypatch: pytest.MonkeyPatch, cycles: float, reads_integers: bool
+) -> None:
+    """Whatever the library takes for the product itself, which is unknown."""
+    _library_takes(monkeypatch, "was not measured")
+    monkeypatch.setattr(product_choice, "is_as_fast", lambda dtype: False)
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: cycles)
+    weight = torch.randint(-128, 128, (1024, 256), dtype=torch.int8)
+    program = fused(lambda x, w: torch.mm(x, w.float().t()), _x(1, 256), weight)
+    assert bool(products(program)) is reads_integers
+
+
 def test_copies_that_others_read_are_made() -> None:
     program = own(lambda a, b: (lambda c: (c @ b, c))(a.t().contiguous()), _x(4, 6), _x(4, 5))
     assert len(program.steps) == 2

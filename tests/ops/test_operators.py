@@ -19,38 +19,38 @@ HEAD = """# Operators
 
 Written from the code by `pytest --update-golden`; edit the records in `src/smelt/ops/` instead.
 
-What becomes of each ATen operator under `backend="llvm"`. A call can still go to PyTorch's own operator because of its
-arguments: complex numbers, no elements, results whose strides have gaps; `SMELT_LOGS=fusion` gives the reason. An
-operator that is not here is a library call."""
+How `backend="llvm"` compiles each ATen operator. A call may still be a library call because of its arguments: complex
+numbers, no elements, results whose strides have gaps; `SMELT_LOGS=fusion` gives the reason. An operator that is not on
+this page is a library call."""
 
 SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
     (
         "In kernels: pointwise",
-        "One element from the elements at its index, or from its position alone.",
+        "Each element is computed from the elements at the same index, or from its position.",
         lambda record: isinstance(record.lowering, Pointwise),
     ),
     ("In kernels: reductions", "Over any dimensions.", lambda record: isinstance(record.lowering, Reduce)),
     (
         "In kernels: scans",
-        "Along one dimension, in its order; from the end where PyTorch flips before and after.",
+        "Along one dimension, forwards; backwards if PyTorch flips before and after.",
         lambda record: isinstance(record.lowering, Scan),
     ),
     (
         "In kernels: concatenation",
-        "Each element is selected by its position, where the parts have one size and no library call or caller "
-        "needs the result in memory; otherwise a library call.",
+        "Each element is read from the part at its position, if all parts have the same size and only kernels read the "
+        "result; otherwise a library call.",
         lambda record: isinstance(record.lowering, Pieces),
     ),
     (
         "In kernels: gathers",
-        "Read from memory at computed positions or indices. Indices are checked first: for one out of range the "
-        "operator itself is called, and raises. Masks in the place of indices make it a library call.",
+        "Elements are read at computed positions or indices. Indices are checked first: if one is out of range, "
+        "PyTorch's operator is called to raise its error. With masks instead of indices, it is a library call.",
         lambda record: isinstance(record.lowering, Lookup),
     ),
     (
         "In kernels: scatters",
-        "Computed and written at indices, checked as above, into a copy of the destination; writes to the same element "
-        "are done in the order of PyTorch on one thread.",
+        "Elements are written at indices, checked as above, into a copy of the destination; writes to the same element "
+        "happen in the order of PyTorch on one thread.",
         lambda record: isinstance(record.lowering, Scatter),
     ),
     (
@@ -92,22 +92,20 @@ def page() -> str:
 
 ALONE = """## Without libtorch
 
-With `options={"library": "none"}` nothing but kernels computes: products, convolutions and attention are kernels, and
-these are decomposed further, attention where its sizes vary, its gradients where heads share keys: LISTED; `torch.lstm`
-and `one_hot` before autograd sees them. Sorting compares all with all. Exported functions draw random numbers from a
-generator of their own.
+With `options={"library": "none"}`, all operators must be kernels. Matmuls, convolutions and attention are kernels, and
+these operators are decomposed too: LISTED. Attention is decomposed if its sizes are dynamic, its gradients if heads
+share keys. `torch.lstm` and `one_hot` are decomposed before autograd. Sorting compares every pair of elements. Exported
+functions draw random numbers from their own generator.
 
-Where something is left, compiling raises an error that names the operators ([SM031](errors.md)). What is left:
+If an operator has no kernel, compilation raises an error that names it ([SM031](errors.md)):
 
-- what has a reason in the table below, and operators that are not on this page;
-- what is decomposed only for some arguments, as pooling is;
-- products and convolutions of integers, of complex numbers or of tensors without elements;
-- results whose strides have gaps;
-- anything on a GPU, where kernels hold no products yet.
+- operators in the table below, and operators that are not on this page;
+- operators that are decomposed for some arguments only, such as pooling;
+- matmuls and convolutions of integers, of complex numbers or of tensors without elements;
+- results whose strides have gaps.
 
-Kernels still take their memory from PyTorch's allocator. An index that is out of range is given to PyTorch's operator,
-for the error it raises. What is between graphs runs in PyTorch (`fullgraph=True` raises there), and so does a second
-derivative."""
+Kernels still take their memory from PyTorch's allocator. For an index out of range, PyTorch's operator is called to
+raise its error. Code between graphs runs in PyTorch (`fullgraph=True` raises there), and so do second derivatives."""
 
 
 def _without_library() -> str:

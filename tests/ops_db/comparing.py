@@ -277,7 +277,7 @@ def _tells_of_eager(event: events.Event) -> bool:
     if event.channel == "fallback":  # of a chip to the host
         return True
     if event.channel == LAZY:
-        return isinstance(event.words, str) and " runs at once: " in event.words
+        return isinstance(event.words, str) and " runs immediately: " in event.words
     return event.channel == "breaks" or (isinstance(event.words, str) and "falls back to eager" in event.words)
 
 

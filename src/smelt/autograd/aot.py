@@ -48,15 +48,15 @@ def aot_function(
     partition_fn: PartitionFunction | None = None,
     decompositions: Decompositions | None = None,
 ) -> Callable[..., Any]:
-    """`fn` traced ahead of time, forward and backward, once per layout of its inputs.
+    """Trace `fn` ahead of time, forward and backward, once per layout of its inputs. Returns the compiled function.
 
     `fw_compiler` gets the forward and `bw_compiler` (the same by default) the backward, as a module and examples;
-    each returns what is called in its place. `partition_fn` says what is saved between them: `smelt.partition.default`,
-    `smelt.partition.min_cut` or a function of yours. `decompositions` maps operators to functions that take them apart.
+    each returns a callable that replaces it. `partition_fn` chooses the saved values: `smelt.partition.default`,
+    `smelt.partition.min_cut` or your own function. `decompositions` maps operators to functions that decompose them.
 
     Arguments may be nested containers; tensors in them are inputs, and a version is made for each combination of the
     numbers and other plain values. Tensors that `fn` reaches in other ways are constants, and must not require grad.
-    What no graph can do, for example giving an input another shape, falls back to eager, with a warning.
+    A function that cannot be a graph, for example because it resizes an input, falls back to eager with a warning.
     """
     for name, value in (("fn", fn), ("fw_compiler", fw_compiler)):
         if not callable(value):
@@ -87,7 +87,9 @@ def aot_module_simplified(
     partition_fn: PartitionFunction | None = None,
     decompositions: Decompositions | None = None,
 ) -> Callable[..., Any]:
-    """For backends: `mod` compiled at once for inputs like `args`. Takes those inputs, reads `mod`'s state itself.
+    """For backends: compile `mod` immediately for inputs like `args`.
+
+    The result takes these inputs and reads the parameters and buffers of `mod` itself.
 
     `fw_compiler`, `bw_compiler`, `partition_fn` and `decompositions` are those of `smelt.aot_function`.
     """

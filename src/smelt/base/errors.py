@@ -18,10 +18,10 @@ CODES: dict[str, str] = {
     "SM010": "a graph break where fullgraph=True forbids one",
     "SM011": "a frame was compiled more often than cache_size_limit allows",
     "SM012": "a graph was compiled for more combinations of sizes than are kept",
-    "SM013": "a size that was marked dynamic is relied on",
+    "SM013": "the code depends on a size that was marked dynamic",
     "SM014": "a debugger or coverage tool does not see the lines of a compiled function",
-    "SM015": "a compiled function was measured to be slower than eager, and is left to it",
-    "SM016": "a compiled function was called several times, and nothing of it was captured",
+    "SM015": "a compiled function is slower than eager, and runs in eager",
+    "SM016": "a compiled function was called several times, and no part of it was captured",
     "SM020": "a graph could not be compiled",
     "SM021": "a graph violates the invariants of its level",
     "SM022": "a kernel or program violates the invariants of the kernel IR",
@@ -30,12 +30,12 @@ CODES: dict[str, str] = {
     "SM031": "an operator needs libtorch, which library=\"none\" forbids",
     "SM040": "a higher-order derivative through a compiled graph that cannot be recomputed",
     "SM041": "a gradient between two outputs of a compiled graph that cannot be computed separately",
-    "SM050": "the file of an artifact is damaged, or is none",
+    "SM050": "the file of an artifact is damaged, or is not an artifact",
     "SM051": "something cannot be exported",
-    "SM052": "an artifact was called with what it does not take, or failed",
-    "SM060": "an exported function does what only Python can do",
+    "SM052": "an artifact was called with wrong arguments, or its call failed",
+    "SM060": "an exported function needs Python",
     "SM061": "an exported function has too many states",
-    "SM070": "a device of smelt's cannot be made",
+    "SM070": "smelt cannot register a device",
     "SM071": "a chip failed",
     "SM072": "an operator has no kernel on a chip",
     "SM080": "this PyTorch is not a version that smelt is tested with, or lacks what smelt uses of it",
@@ -43,7 +43,7 @@ CODES: dict[str, str] = {
 
 
 class SmeltError(RuntimeError):
-    """Any error that is smelt's own. `code` names its kind, `where` the user's line, `hint` the way out."""
+    """Any error that is smelt's own. `code` names its kind, `where` the user's line, `hint` a fix."""
 
     def __init__(self, code: str, message: str, *, hint: str = "", where: str = "") -> None:
         if code not in CODES:
@@ -121,7 +121,7 @@ def is_fault(error: Exception, *reasons: type[Exception]) -> bool:
 
 
 class SmeltWarning(UserWarning):
-    """Something was not compiled and runs eagerly instead, or a tool does not see what is compiled; said once each."""
+    """Code was not compiled and runs in eager, or a tool cannot see compiled code. Each warning is given once."""
 
 
 def warn(text: str) -> None:

@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 CHANNELS: dict[str, str] = {
     "graph": "each captured torch-level graph",
-    "guards": "what each compiled entry checks before it runs",
+    "guards": "the guards of each compiled version",
     "recompiles": "which guard failed and caused a recompile",
     "breaks": "where a graph ended early, and why",
     "joint": "the joint forward and backward graph",
@@ -38,11 +38,11 @@ CHANNELS: dict[str, str] = {
     "llvm": "the LLVM IR handed to the code generator",
     "asm": "the machine code, as assembly",
     "compiled_autograd": "the backward as the autograd engine runs it",
-    "sizes": "guards of code for dynamic shapes, and why a graph has no such code",
+    "sizes": "guards of code for dynamic shapes; why a graph cannot be compiled symbolically",
     "cache": "hits, misses and writes of the disk cache, and why something is not stored",
-    "tuning": "which alternatives `mode=\"max-speed\"` has timed, and what it took",
-    "lazy": "what made recorded operators of lazy tensors run, and how; what ran at once instead",
-    "fallback": "which operators on a chip's tensors the host computes instead, why, and how much is copied for it",
+    "tuning": "the alternatives that `mode=\"max-speed\"` timed, with their times",
+    "lazy": "each run of lazy tensors with its reason; operators that ran immediately",
+    "fallback": "operators on a chip's tensors that the host computes: the reason and the copied bytes",
     "timing": "how long each stage of each compilation took",
 }
 
@@ -53,7 +53,7 @@ COUNTERS: dict[str, str] = {
     "calls": "calls of compiled functions and modules",
     "calls_under_modes": "calls run eagerly: a PyTorch mode or function transform was active",
     "calls_left_to_eager": "calls run eagerly: to time them against compiled ones, or because those were slower",
-    "functions_left_to_eager": "compiled functions that are left to eager, because it was measured to be faster",
+    "functions_left_to_eager": "compiled functions that run in eager, because eager was measured to be faster",
     "frames_skipped": "functions that run in Python from now on: too many versions, or they could not be compiled",
     "joint_graphs": "graphs traced forward and backward",
     "eager_graphs": "graphs that fall back to eager, because they could not be traced",
@@ -73,7 +73,7 @@ COUNTERS: dict[str, str] = {
     "cache_misses": "those not found there",
     "cache_writes": "those written there",
     "cache_unstorable": "those that cannot be stored there",
-    "lazy_fallbacks": "operators on lazy tensors that PyTorch ran at once, because nothing describes their results",
+    "lazy_fallbacks": "operators on lazy tensors that ran immediately, because no shape rule describes their results",
     "chip_calls": "kinds of operator calls that kernels were compiled for, on chips",
     "chip_fallbacks": "operators on a chip's tensors that the host computed, because there is no kernel for them",
     "chip_launches": "launches on chips",

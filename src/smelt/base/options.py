@@ -39,11 +39,11 @@ def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
 MODES = {
     "default": "chosen for the processor; nothing is ever timed",
     "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, without "
-    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They are "
+    "`recompute` (which takes more memory), and with one thread. Options that you set are not varied. The versions are "
     "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
     "shapes are compiled as by default",
     "reduce-overhead": "`torch.compile`'s name; `default` with the option `cuda_graphs` at `always`",
-    "max-autotune": "`torch.compile`'s name; the same as `max-speed`",
+    "max-autotune": "`torch.compile`'s name; the same as `max-speed`: no CUDA graphs unless `cuda_graphs` is set",
     "max-autotune-no-cudagraphs": "`torch.compile`'s name; `max-speed` with the option `cuda_graphs` at `never`",
 }
 TUNING_MODES = ("max-speed", "max-autotune", "max-autotune-no-cudagraphs")
@@ -59,7 +59,9 @@ KERNELS_FIRST = "rest"  # of `library`, on chips: torch for what no kernel compu
 class Options:
     """Settings of one compilation. `Options.from_user({...})` checks names and types."""
 
-    max_rewrites: int = option(-1, "how many optional rewrites to apply; -1 for all. Halve it to bisect.", in_key=True)
+    max_rewrites: int = option(
+        -1, "how many optional rewrites to apply; -1 applies all. `smelt bisect` sets it", in_key=True
+    )
     check_specs: bool = option(
         False, "check the invariants of graphs, kernels and programs after every pass", in_key=False
     )
@@ -67,16 +69,18 @@ class Options:
     recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
     memory_budget: int | float | None = option(
         None,
-        "recompute more in backward so that a step takes less memory: the peak in bytes (int), or what fraction of the "
-        "bytes saved by default may be saved (float from 0 to 1)",
+        "recompute more in backward so that a step takes less memory: the peak in bytes (int), or a fraction of the "
+        "bytes that are saved by default (float from 0 to 1)",
         in_key=True,
     )
     eager_random: bool = option(
-        False, "draw the random numbers eager draws, bit for bit; else at least of the same distribution", in_key=True
+        False,
+        "draw the same random numbers as eager, bit for bit; without it, only the distribution is guaranteed",
+        in_key=True,
     )
     tune: bool = option(
         False,
-        "try alternatives for each graph by timing them, and keep the fastest; `mode=\"max-speed\"` switches it on",
+        "time alternatives for each graph and keep the fastest; `mode=\"max-speed\"` sets it",
         in_key=False,
     )
     convolutions: str = option(
@@ -87,29 +91,31 @@ class Options:
     )
     products: str = option(
         "auto",
-        "how matrix products are computed: by the `library`, by kernels of our `own` wherever the target has code for "
-        "them, or `auto`: chosen for each product",
+        "how matmuls and attention (products) are computed: by the `library`, by generated kernels (`own`) wherever "
+        "the target has code for them, or `auto`: chosen for each product",
         in_key=True,
     )
     library: str = option(
         "torch",
-        "what computes that is no kernel: the operators of `torch`, or `none`: everything is a kernel, products and "
-        "convolutions too; where that cannot be, an error names the operators (`fallback` is off)",
+        "what computes operators without a kernel: `torch`, or `none`: all operators must be kernels, matmuls and "
+        "convolutions too; otherwise an error names the operators (`fallback` is off)",
         in_key=True,
     )
     target: str = option(
         "",
-        "what kernels are made for, by name: `sm_90` for GPUs of that kind, for instance; empty: what the tensors' "
-        "devices are. It holds for tensors on devices of its kind, the others keep theirs",
+        "the target of the generated code, for example `sm_90`; empty: chosen by the devices of the tensors. A GPU "
+        "target applies only to tensors on GPUs, a CPU target only to tensors on the CPU",
         in_key=True,
     )
     cuda_graphs: str = option(
         "never",
-        "whether a CUDA graph of a compiled graph is recorded when its calls repeat, and launched instead of kernel "
-        "after kernel: `always`, `never`, or `auto`: where that takes little memory",
+        "whether a compiled graph whose calls repeat is recorded as a CUDA graph, and launched as one: `always`, "
+        "`never`, or `auto`: if that takes little memory",
         in_key=False,
     )
-    fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
+    fallback: bool = option(
+        True, "if a graph cannot be compiled, warn and run it in eager; otherwise raise", in_key=False
+    )
 
     @classmethod
     def from_user(cls, options: Mapping[str, Any] | None) -> "Options":
@@ -144,8 +150,8 @@ class Config:
     )
     leave_slow_code: bool = option(
         True,
-        "time calls that run in pieces, between graph breaks, in turn with eager ones, and leave the function to eager "
-        "where that is faster; calls that are one graph are never timed",
+        "time functions with graph breaks, compiled and in eager, and run them in eager if that is faster; functions "
+        "that are one graph are never timed",
         in_key=False,
     )
     check_specs: bool = option(
@@ -155,19 +161,21 @@ class Config:
     )
     disk_cache: bool = option(
         True,
-        "keep captures and compiled graphs on disk for later processes; SMELT_CACHE=0 switches it off too",
+        "store captures and compiled graphs on disk for later processes; `SMELT_CACHE=0` turns it off too",
         in_key=False,
     )
     disk_cache_dir: str = option(
-        "", "where; empty: $SMELT_CACHE_DIR, else $XDG_CACHE_HOME/smelt, else ~/.cache/smelt", in_key=False
+        "", "its directory; empty: $SMELT_CACHE_DIR, else $XDG_CACHE_HOME/smelt, else ~/.cache/smelt", in_key=False
     )
     disk_cache_limit: int = option(
         1 << 30,
-        "how many bytes the disk cache may take; beyond, the least recently used files are deleted",
+        "the maximum size of the disk cache in bytes; the least recently used files are deleted first",
         in_key=False,
     )
     progress: bool = option(
-        True, "say on a terminal what is being compiled once it takes longer than a second; never in CI", in_key=False
+        True,
+        "print to a terminal which graph is being compiled if it takes longer than a second; never in CI",
+        in_key=False,
     )
     compiled_autograd: bool = option(
         False, "capture and compile every backward as the autograd engine runs it, hooks included", in_key=False
@@ -175,12 +183,12 @@ class Config:
 
     capture_data: bool = option(
         False,
-        "capture without `fullgraph=True`, too, sizes and integers that only data tell, and branches that a tensor "
-        "decides: a graph supposes them, checks them, and is captured again for others, up to eight times",
+        "capture data-dependent sizes, integers and branches, without `fullgraph=True` too: a graph assumes them and "
+        "checks them; if a check fails, the function is captured again, up to eight times",
         in_key=False,
     )
     chip_fallback: bool = option(
-        True, "let the host compute, with a warning, what has no kernel on a chip; else raise", in_key=False
+        True, "if an operator has no kernel on a chip, warn and let the host compute it; otherwise raise", in_key=False
     )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -206,18 +214,18 @@ config = Config()
 
 # What the environment says, beside `SMELT_LOGS` (see `base/events.py`).
 ENVIRONMENT: dict[str, str] = {
-    "SMELT_CACHE": "`0`: keep nothing on disk, whatever `smelt.config.disk_cache` is",
-    "SMELT_CACHE_DIR": "where the disk cache is, unless `smelt.config.disk_cache_dir` says",
+    "SMELT_CACHE": "`0`: store nothing on disk, whatever `smelt.config.disk_cache` is",
+    "SMELT_CACHE_DIR": "the directory of the disk cache, unless `smelt.config.disk_cache_dir` is set",
     "SMELT_DISABLE": (
         "`1`: compile nothing. `smelt.compile` returns its argument, `torch.compile(…, backend=\"smelt\")` runs graphs "
         "in eager, compiled autograd is off. Exports and `smelt.lazy` still work"
     ),
-    "SMELT_LIBCUDA": "the path of the CUDA driver's library, if `libcuda.so.1` is not to be looked for as usual",
+    "SMELT_LIBCUDA": "the path of the CUDA driver's library; by default the dynamic linker finds `libcuda.so.1`",
     "SMELT_LOGS": "what to print while compiling; the channels are listed below",
     "SMELT_NO_LAYOUT": (
-        "`1`: do not look into PyTorch's memory. By default a process finds out by experiment where PyTorch keeps what "
-        "tensors and nodes of autograd's graph are, and which C functions it exports. Without that everything works, "
-        "slower: guards ask tensors, library calls go through Python, and compiled autograd falls back to the engine"
+        "`1`: do not read PyTorch's memory directly. By default smelt finds the memory layout of tensors and autograd "
+        "nodes by experiment when a process starts. With `1`, results are the same but calls are slower: guards and "
+        "library calls go through Python, and compiled autograd falls back to the engine"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Chips: new devices of a few functions each. What a package that brings one needs is here.
+"""Chips: new devices, each a class of a few methods. A package that defines a chip imports from here.
 
     from smelt.chips import Chip, ChipLost, KernelModule, Launch, Target, host_target, register_chip
 """

@@ -63,7 +63,7 @@ class ChipModule(DeviceModule):
 
 
 def register_chip(name: str, chip: Chip | None = None) -> torch.device:
-    """Make the device `name` of a `chip`, and return it; without a chip, of the installed package that offers one."""
+    """Register `chip`, by default that of an installed package, as the PyTorch device `name`; returns the device."""
     if name in _owners:
         if chip is None or _owners[name].device.chip is chip:
             return torch.device(name, 0)

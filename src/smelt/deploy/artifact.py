@@ -49,9 +49,9 @@ class MachineCode:
 class Artifact:
     """An exported function: its state machine, weights, and machine code for some targets.
 
-    - `machine` is what it does, `print(artifact)` shows it.
+    - `machine` is its state machine, and `print(artifact)` prints it.
     - `save(path)` writes one file, which `smelt.load` and the C runtime read.
-    - Calling it runs its code in this process, with a session of its own: what is state changes from call to call.
+    - Calling it runs its code in this process, in its own session: its state changes from call to call.
     """
 
     def __init__(self, parts: Sequence[MachineCode]) -> None:
@@ -126,18 +126,19 @@ def export(
 ) -> Artifact:
     """Export a function or an `nn.Module`, training steps included, as an artifact that runs without Python.
 
-    Nothing runs: the call `fn_or_module(*args, **kwargs)` is captured as one graph and compiled. Tensors that it reads
-    and nothing writes become constants of the artifact; tensors and numbers that it writes become state, which is kept
-    from call to call and saved with it.
+    The call `fn_or_module(*args, **kwargs)` is captured and compiled, but does not run. Tensors that are only read are
+    constants of the artifact. Tensors and numbers that are written are state, which lasts from call to call and is
+    saved with the artifact.
 
-    - `args` and `kwargs` are an example of the arguments. Sizes and Python values are those of the example.
-    - `dynamic` says what differs from call to call, by names of arguments: `{"x": {0: "batch"}}`, with bounds
+    - `args` and `kwargs` are an example of the arguments. The artifact accepts the sizes and Python values of the
+      example, except where `dynamic` names others.
+    - `dynamic` has the sizes and numbers that differ from call to call, by argument: `{"x": {0: "batch"}}`, with bounds
       `{"x": {0: smelt.Dimension("batch", 1, 64)}}`, several dimensions `{"x": [0, 1]}`, or a number `{"scale": True}`.
       Dimensions of one name are equal. `smelt.mark_dynamic` does the same for a tensor.
-    - `targets` are what code is made for: `"host"`, or `"x86-64-v3"`, `"aarch64"`, `"riscv64"` and others; `"sm_80"`,
-      `"sm_90"` and others for GPUs, whether there is one here or not. By default it is the host, or where the example's
-      tensors are on a GPU, that GPU.
-    - `name` is what it is called in messages; the function's own by default.
+    - `targets` are the targets of the code: `"host"`, `"x86-64-v3"`, `"aarch64"`, `"riscv64"` and others; for GPUs
+      `"sm_80"`, `"sm_90"` and others, which need no GPU here. The default is the host, or the GPU of the example's
+      tensors.
+    - `name` is the artifact's name in messages, by default the name of the function.
     """
     if not callable(fn_or_module):
         raise SmeltError("SM001", f"smelt.export takes a function or an nn.Module, not {type(fn_or_module).__name__}")

@@ -22,8 +22,8 @@ from smelt.ir.table.records import DTYPES
 
 
 class LoadedArtifact:
-    """An artifact that is loaded. Calls of several threads run one after the other; `session()` gives another one, with
-    its own state, over the same weights."""
+    """A loaded artifact. It runs one call at a time, also for several threads; `session()` returns another object with
+    its own state and the same weights."""
 
     def __init__(self, model: Model, threads: int = 0) -> None:
         self._model, self._threads = model, threads
@@ -39,26 +39,26 @@ class LoadedArtifact:
 
     @property
     def name(self) -> str:
-        """What was exported."""
+        """The name of the exported function."""
         return self._model.name
 
     @property
     def target(self) -> str:
-        """What the code that runs here is for."""
+        """The target of the code that is used."""
         return self._model.target
 
     @property
     def inputs(self) -> tuple[RegisterInfo, ...]:
-        """What the C runtime is given, in order: names, dtypes, and bounds of sizes."""
+        """The inputs of the C runtime, in order: names, dtypes, and bounds of sizes."""
         return self._model.inputs
 
     @property
     def outputs(self) -> tuple[RegisterInfo, ...]:
-        """What the C runtime returns, in order."""
+        """The outputs of the C runtime, in order."""
         return self._model.outputs
 
     def session(self) -> "LoadedArtifact":
-        """The same artifact with a state of its own, to be called beside this one."""
+        """The same artifact with its own state. Both can be called at the same time."""
         return LoadedArtifact(self._model, self._threads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ class LoadedArtifact:
         return returned.build(outputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps from call to call, by name: copies, tensors where torch is installed, else arrays."""
+        """Its state by name, as copies: tensors if torch is installed, otherwise NumPy arrays."""
         arrays = arrays_for(())
         state = {}
         with self._lock:
@@ -101,7 +101,7 @@ class LoadedArtifact:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over state by name. `strict`: all of it has to be there, and nothing else."""
+        """Set state by name. `strict`: `state` must have every name, and no other."""
         places = {info.name: (number, info) for number, info in enumerate(self._model.state)}
         missing = [name for name in places if name not in state]
         unknown = [name for name in state if name not in places]
@@ -123,7 +123,7 @@ class LoadedArtifact:
         self._session.write_state(number, arrays.address(kept), _bytes(info))
 
     def reset(self) -> None:
-        """Back to the state that the file holds."""
+        """Return to the state in the file."""
         with self._lock:
             self._session.reset()
 
@@ -134,7 +134,7 @@ class LoadedArtifact:
         return Path(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state of a file of the same artifact."""
+        """Set the state from a file of the same artifact."""
         with self._lock:
             self._session.load(path)
 
@@ -148,10 +148,10 @@ class LoadedArtifact:
 
 
 def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
-    """Load an exported function from its file, `path`, to be called like the function itself.
+    """Load an exported function from its file, `path`. Call the result like the function.
 
-    What is cut, altered or no artifact is refused, and nothing of it is executed. `threads` are those that a call may
-    use; 0 for as many as there are processors.
+    A file that is truncated, modified or not an artifact is refused, and none of its code runs. `threads` is the number
+    of threads that a call may use; 0 means one per processor.
     """
     return LoadedArtifact(Model(path), threads)
 

@@ -33,7 +33,7 @@ PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*
 
 @dataclass(slots=True)
 class GraphReport:
-    """All that became of one captured graph."""
+    """One captured graph: its operators, kernels, library calls, saved values and guards."""
 
     record: GraphRecord
     halves: ForwardBackward | None = None  # the pure graphs, of a graph that is trained through
@@ -42,7 +42,7 @@ class GraphReport:
 
     @property
     def lines(self) -> dict[str, list[int]]:
-        """The lines of each file that the graph computes, those that only call what it computes too."""
+        """The source lines of the graph by file, with the lines that call the code."""
         by_file: dict[str, set[int]] = {}
         for file, line in self.record.called_from:
             by_file.setdefault(file, set()).add(line)
@@ -70,7 +70,7 @@ class GraphReport:
 
     @property
     def library_calls(self) -> list[str]:
-        """Those that every call makes; not those that are there to raise."""
+        """Its library calls, except calls that only raise an error."""
         steps = [(program, step) for program in self.programs for step in program.steps if isinstance(step, Library)]
         return [f"{program.name}: {step.op}" for program, step in steps if step.unless is None]
 
@@ -81,11 +81,11 @@ class GraphReport:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes saved for the backward, besides the graph's own inputs."""
+        """Bytes saved for the backward, not counting the graph's inputs."""
         return sum(hint(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
     def summary(self, number: int) -> list[str]:
-        """Its part of the summary: what it is, and the file it is from."""
+        """Its lines of the summary. `number` is its number there."""
         counts = [_many(len(self.ops), "operator"), _many(len(self.kernels), "kernel")]
         counts.append(_many(len(self.library_calls), "library call"))
         if self.saved_bytes:
@@ -98,7 +98,7 @@ class GraphReport:
         return lines
 
     def text(self, number: int) -> list[str]:
-        """Its part of the full explanation."""
+        """Its lines of the full explanation."""
         lines = [f"  Graph {number}: {self.record.function}, {_many(len(self.ops), 'op')}"]
         lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
         lines.append(f"    {_many(len(self.kernels), 'kernel')}, {_many(len(self.library_calls), 'library call')}")
@@ -112,7 +112,7 @@ class GraphReport:
         return lines
 
     def guards_text(self, number: int) -> list[str]:
-        """What must hold for it to be reused, in words."""
+        """Its guards as sentences."""
         if self.guards is None:
             return []
         head = f"  Graph {number}: {self.record.function} is reused while"

@@ -25,11 +25,11 @@ __all__ = ["Explanation", "GraphReport", "from_events"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(CompilationReport):
-    """What one run compiled. Fields are plain lists; `str()` is a summary, `text(full=True)` says all of it in words
-    and `to_dict()` as data."""
+    """Everything that one run compiled. Fields are plain lists; `str()` is a summary, `text(full=True)` is everything
+    as text, and `to_dict()` as data."""
 
     def show(self) -> None:
-        """Print it for people: in tables and colours on a terminal, else as `print()` does."""
+        """Print tables and colours on a terminal; elsewhere the same as `print()`."""
         from smelt.explain.display import show
 
         show(self)
@@ -44,7 +44,7 @@ class Explanation(CompilationReport):
         return f"<Explanation: {self.in_short()}; print() for a summary>"
 
     def to_html(self, path: str | os.PathLike[str], title: str = "explanation") -> None:
-        """Write all of it as one page that opens from disk: source, graphs, kernels, memory, guards, times."""
+        """Write everything as one HTML page that opens from disk: source, graphs, kernels, memory, guards, times."""
         from smelt.explain.report import write
 
         write(path, self.events, title)

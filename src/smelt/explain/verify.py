@@ -1,7 +1,7 @@
 """`smelt.verify(model, args)`: run a program by every backend and say whether, and where, they differ from eager.
 
     >>> print(smelt.verify(model, (x,)))
-    eager       right   forward, gradients       3 values, largest error 0.3 of what is expected
+    eager       right   3 values, largest error 0.3 times the expected one
     aot_eager   right   …
     llvm        WRONG   gradient of weight: off by 0.5 at [3, 1] (-0.25, eager has 0.25), expected 5e-7
 
@@ -37,16 +37,16 @@ _SLACK = 16  # how many times the expected error is still taken for rounding
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One value compared with eager's."""
+    """One compared value: `error` is relative to the expected error, `fault` describes a wrong value."""
 
     name: str  # "output[0]", "gradient of layers.0.weight", "layers.1.running_mean afterwards"
-    error: float  # the largest, as a part of what is expected
+    error: float  # the largest, as a multiple of the expected error
     fault: str | None  # in words, if it is wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one backend made of the program."""
+    """The comparison of one backend with eager."""
 
     backend: str
     compared: tuple[Found, ...]
@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether it ran, and every value is as exact as expected."""
+        """Whether it ran without an error, and every value is within tolerance."""
         return self.failure is None and all(each.fault is None for each in self.compared)
 
     def __str__(self) -> str:
@@ -65,12 +65,13 @@ class Verdict:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             return f"{self.backend:11} WRONG   {faults[0]}{more}"
         worst = max((each.error for each in self.compared), default=0.0)
-        return f"{self.backend:11} right   {len(self.compared)} values, largest error {worst:.2g} of what is expected"
+        count = len(self.compared)
+        return f"{self.backend:11} right   {count} values, largest error {worst:.2g} times the expected one"
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What every backend made of it. `ok` says whether all are right, `str()` what was found."""
+    """The comparison of every backend with eager. `ok` is True if all are right; `str()` has a line for each."""
 
     verdicts: tuple[Verdict, ...]
     reference: str
@@ -82,7 +83,7 @@ class Verification:
 
     @property
     def first_wrong(self) -> Verdict | None:
-        """The backend nearest to eager that differs from it: the stage it adds is where to look."""
+        """The first backend that differs from eager: the error is in the stage that it adds."""
         return next((verdict for verdict in self.verdicts if not verdict.right), None)
 
     def __str__(self) -> str:

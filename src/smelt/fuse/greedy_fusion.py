@@ -106,7 +106,7 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
     if cost and places > group.limits.read_places:
         return f"{source} would be computed at {places} places for every point"
     if source in group.successors or groups.closes_cycle(group, source):
-        return "something between them needs the one and is needed by the other"
+        return "an operation between them reads one and is read by the other"
     return None
 
 
@@ -249,7 +249,7 @@ def _bytes(value: FusionValue) -> int:
 def _report(a: Group, b: Group, reason: str) -> None:
     if events.wanted("fusion"):
         first, second = (tuple(value.name for value in group.members) for group in (a, b))
-        events.emit("fusion", f"{a} and {b} stay apart: {reason}", Apart(first, second, reason))
+        events.emit("fusion", f"{a} and {b} are not fused: {reason}", Apart(first, second, reason))
 
 
 def why_not_fuse(groups: Groups, a: FusionValue, b: FusionValue) -> str | None:

@@ -330,7 +330,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     if reason is not None:
         return reason
     if groups.closes_cycle(a, b):
-        return "something between them needs the one and is needed by the other"
+        return "an operation between them reads one and is read by the other"
     return plan
 
 

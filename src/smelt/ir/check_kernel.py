@@ -53,6 +53,7 @@ KERNEL_DTYPES = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 NARROW_FLOATS = (torch.float16, torch.bfloat16)
+SMALL_INTEGERS = (torch.int8, torch.uint8)  # all of them are exact in each dtype of floats
 
 
 def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
@@ -564,6 +565,8 @@ def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
 def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
     if buffer.role is not Role.INPUT:
         return f"{buffer.name} is written here: points that were not summed yet would see it"
+    if buffer.dtype in SMALL_INTEGERS:
+        return None
     if not buffer.dtype.is_floating_point or (buffer.dtype is torch.float64) != (dtype is torch.float64):
         return f"{buffer.name} is {short_name(buffer.dtype)}: it is not summed in {short_name(dtype)}"
     return None

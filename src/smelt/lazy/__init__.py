@@ -42,10 +42,11 @@ def offer_chip(name: str, make: "Callable[[GraphCompiler], LazyOwner]") -> None:
 def enable(on: str | None = None, *, background: bool | None = None) -> "torch.device":
     """Make the device `"lazy"`, whose operators are recorded and run on the device `on`; returns it.
 
-    `on`: "cpu", which it is at first if nothing is said, or "cuda". With the name of a registered chip it is the chip's
-    own device that records from then on.
-    `background`: a new graph runs operator by operator while it is compiled (the default), or waits for that (False).
-    May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a process.
+    `on`: "cpu" (the default) or "cuda". With the name of a registered chip, the device of the chip records, and there
+    is no device `"lazy"`.
+    `background`: True (the default) runs a new graph operator by operator while it is compiled, False waits for the
+    compilation. May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a
+    process.
     """
     global _owner
     from smelt.base.errors import SmeltError
@@ -87,7 +88,7 @@ def tensor(data: Any, **options: Any) -> "torch.Tensor":
 
 
 def step() -> None:
-    """Run what was recorded: the end of a round of a loop that needs no value."""
+    """Run the recorded operators. Call it at the end of an iteration of a loop that reads no values."""
     owner = _enabled()
     owner.settle("smelt.lazy.step()")
     owner.end_round()
@@ -100,7 +101,7 @@ def forget() -> None:
 
 
 def explain() -> "LazyExplanation":
-    """What ran so far, why and from which line, what fell back to PyTorch, and what is recorded and waits."""
+    """The runs so far with reasons and lines, the operators that fell back to PyTorch, and the number that wait."""
     return _enabled().explain()
 
 

@@ -95,7 +95,7 @@ class AtOnce:
 
     def fall_back(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str) -> Any:
         """What cannot be recorded. An error is PyTorch's own, and no fallback."""
-        results = self.call(known, args, kwargs, f"{known.operator} runs at once")
+        results = self.call(known, args, kwargs, f"{known.operator} runs immediately")
         self._timeline.fall_back(str(known.operator), reason)
         return results
 

@@ -212,7 +212,7 @@ class _Looks(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _LOOKS:
-            self._shadows.settle(f"{function.__name__}() looks at memory")
+            self._shadows.settle(f"{function.__name__}() reads memory directly")
             if function not in _COPIES and isinstance(args[0], torch.Tensor) and args[0].layout is torch.strided:
                 with torch._C.DisableTorchFunction():
                     _storage_of(args[0]).smelt_shared = True

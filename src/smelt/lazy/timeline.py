@@ -49,7 +49,7 @@ class Timeline:
     def fall_back(self, operator: str, reason: str) -> None:
         self.fallbacks[operator] += 1
         events.count("lazy_fallbacks")
-        events.emit("lazy", f"{operator} runs at once: {reason}")
+        events.emit("lazy", f"{operator} runs immediately: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

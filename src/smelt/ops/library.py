@@ -47,12 +47,12 @@ _WHY = {
         "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices col2im "
         "im2col grid_sampler_2d upsample_bilinear2d upsample_bilinear2d.vec upsample_nearest2d upsample_nearest2d.vec"
     ),
-    "consumes elements in the order of a mask, and skips the rest faster than a kernel would": "masked_scatter",
+    "reads elements in the order of a mask, and skips the others faster than a kernel could": "masked_scatter",
     "sorts": "sort topk kthvalue median median.dim",
     "draws random numbers, which have to be PyTorch's own": (
         "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"
     ),
-    "is a special function, whose polynomials are for where there is no library": "erfc erfinv lgamma digamma",
+    "is a special function, which has a kernel only without libtorch": "erfc erfinv lgamma digamma",
     "transforms whole rows": "_fft_c2c _fft_c2r _fft_r2c",
     "has a result whose shape or value depends on data": "nonzero masked_select _local_scalar_dense",
     "only allocates memory": "empty.memory_format empty_strided",

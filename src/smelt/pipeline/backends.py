@@ -143,7 +143,7 @@ _registered: dict[str, CustomBackend] = {}
 
 
 def register_backend(backend: CustomBackend, name: str | None = None) -> CustomBackend:
-    """Make `backend`, a custom one, known by `name` (its own by default). Usable as a decorator."""
+    """Register the custom backend `backend` as `name` (by default the name of the function). Usable as a decorator."""
     if not callable(backend):
         raise SmeltError("SM002", f"a backend must be callable, not {type(backend).__name__}")
     chosen = name if name is not None else str(getattr(backend, "__name__", type(backend).__name__))
@@ -154,7 +154,7 @@ def register_backend(backend: CustomBackend, name: str | None = None) -> CustomB
 
 
 def list_backends() -> list[str]:
-    """Every name `smelt.compile(backend=…)` takes here."""
+    """The names that `smelt.compile(backend=…)` accepts."""
     return sorted({*BUILT_IN, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 

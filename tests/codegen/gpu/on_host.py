@@ -17,6 +17,7 @@ from smelt.codegen.write_module import join
 from smelt.ir.kernel import Buffer, Kernel
 from smelt.ir.substitute_sizes import resized
 from smelt.symbolic.symsize import expression_of, is_symsize
+from tests.codegen.gpu.running import copied
 from tests.kernel_reference import run_kernel
 
 WARP = 8
@@ -80,7 +81,7 @@ class OnHost:
         allowed = 2e-6 * max(4, plain.row_count * plain.col_count) ** 0.5 if atol is None else atol
         for order in ORDERS:
             _native.set_simt_order(order, 3)
-            got = [tensor.clone() for tensor in given]
+            got = [copied(tensor, True) for tensor in given]
             try:
                 self.run(got, sizes)
             finally:

@@ -37,6 +37,7 @@ from tests.kernel_reference import run_kernel
 Order = Literal["forward", "reverse", "shuffled"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse")
 PADDING = 16  # bytes that a tensor must begin at a multiple of
+MARGIN = 4096  # elements behind a tensor, which a schedule that is broken on purpose may write
 
 
 @cache
@@ -95,15 +96,11 @@ def build(kernel: Kernel, warp: int = 8, *, aligned: bool = True) -> BuiltKernel
     return BuiltKernel(kernel, plan, code, launcher, made)
 
 
-def shifted(tensor: Tensor) -> Tensor:
-    """A copy that begins one element after where it would be aligned."""
-    room = torch.empty(tensor.numel() + PADDING, dtype=tensor.dtype)
-    first = (-room.data_ptr() % PADDING) // tensor.itemsize + 1
-    return room[first : first + tensor.numel()].copy_(tensor.reshape(-1))
-
-
 def copied(tensor: Tensor, aligned: bool) -> Tensor:
-    return tensor.clone() if aligned else shifted(tensor)
+    """A copy that begins where it is aligned, or one element later."""
+    room = torch.empty(tensor.numel() + PADDING + MARGIN, dtype=tensor.dtype)
+    first = (-room.data_ptr() % PADDING) // tensor.itemsize + (0 if aligned else 1)
+    return room[first : first + tensor.numel()].copy_(tensor.reshape(-1))
 
 
 def same_as_reference(

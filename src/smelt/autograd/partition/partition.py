@@ -76,7 +76,7 @@ def default(
 ) -> ForwardBackward | Modules:
     """Save what eager saves: every forward value that the backward's own formulas read.
 
-    Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it returns two modules.
+    If `joint` is a module, with its `inputs` and `num_fwd_outputs`, as for a `partition_fn`, the result is two modules.
     """
     if isinstance(joint, fx.GraphModule):
         return _modules(default(_joint_of(joint, num_fwd_outputs)))
@@ -113,10 +113,10 @@ def min_cut(
 ) -> ForwardBackward | Modules:
     """Save the fewest bytes from which cheap operators can recompute the backward's inputs.
 
-    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
-    `memory_budget` is a number of bytes (int) or a part of what would be saved without one (float); the peak that it
-    bounds is estimated by `measure`; by default for graphs that run operator by operator. Given a module as
-    `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it returns two modules.
+    `parameters` are the positions of inputs that stay in memory anyway, so saving them is free. `memory_budget` is a
+    number of bytes (int) or a fraction of the bytes saved without a budget (float). It bounds the peak that `measure`
+    estimates, by default for graphs that run operator by operator. If `joint` is a module, with its `inputs` and
+    `num_fwd_outputs`, as for a `partition_fn`, the result is two modules.
     """
     if isinstance(joint, fx.GraphModule):
         traced_joint = _joint_of(joint, num_fwd_outputs)
@@ -358,8 +358,8 @@ def saved_text(plan: JointPlan) -> str:
     inputs = sum(saved.spec.nbytes for saved in plan.saved if saved.source is not None)
     values = sum(saved.source is None for saved in plan.saved)
     lines = [
-        f"saved for backward: {plan.saved_bytes} bytes: {plan.saved_bytes - inputs} of {values} values, "
-        f"{inputs} of {len(plan.saved) - values} inputs"
+        f"saved for backward: {plan.saved_bytes} bytes: {plan.saved_bytes - inputs} in {values} values, "
+        f"{inputs} in {len(plan.saved) - values} inputs"
     ]
     lines += [f"  {saved.name}: {saved.spec}, {saved.spec.nbytes} bytes, {saved.why}" for saved in plan.saved]
     return "\n".join(lines)

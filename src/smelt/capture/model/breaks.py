@@ -9,7 +9,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "B001": ("smelt.graph_break() was called", "remove the call to capture across it"),
     "B002": (
         "call of {}, which only Python can run",
-        "move the call out of the compiled function, or after its tensor work",
+        "move the call out of the compiled function, or to its end",
     ),
     "B003": ("data-dependent branch: {}", "use torch.where, or branch on Python values"),
     "B004": ("{} needs the data of a tensor", "keep the value as a tensor, or read it after the compiled function"),

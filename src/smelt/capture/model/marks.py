@@ -52,7 +52,7 @@ def entered_by(function: Any) -> Entered | None:
 
 
 def is_compiling() -> bool:
-    """False here; inside a function being captured, it is a constant True."""
+    """True in code that smelt is capturing, otherwise False."""
     return False
 
 
@@ -82,8 +82,7 @@ def mark_dynamic(
 ) -> None:
     """Compile for any size of `tensor` along `dim` (one or several), from the first call on.
 
-    `min` and `max` bound the sizes that `smelt.export` makes code for, and the artifact refuses others;
-    `smelt.compile` takes any.
+    `min` and `max` are bounds for `smelt.export`: the artifact refuses other sizes. `smelt.compile` ignores them.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"mark_dynamic takes a tensor, not {type(tensor).__name__}")

@@ -9,7 +9,7 @@ from smelt.ir.graph import Traced
 
 @dataclass(frozen=True, slots=True)
 class BreakRecord:
-    """One graph break, for people: `stack` lists the user's frames, outermost first."""
+    """One graph break. `stack` lists the user's frames, outermost first."""
 
     code: str
     reason: str
@@ -26,7 +26,7 @@ class BreakRecord:
 
     @property
     def expression(self) -> str:
-        """The user's own words there, `total > 0` for a branch; empty if they are not known."""
+        """The source expression that broke the graph, for example `total > 0`; empty if it is unknown."""
         text = linecache.getline(self.file, self.line)
         if self.columns is None:
             return text.strip()

@@ -15,6 +15,7 @@ from smelt.fuse.lowering.factor_views import copied, moved, read_through
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.rules import ContractRule, PointRule, Slot
 from smelt.fuse.lowering.values import FusionKind, FusionRead, FusionValue, Ref
+from smelt.ir.check_kernel import SMALL_INTEGERS
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import EmitRule, OperandLayout, Pointwise
 from smelt.ops.registry import record_of
@@ -49,7 +50,7 @@ def _read_through(
 
 def through_copy(ref: Ref) -> Ref:
     """The base of a view, looking through a copy."""
-    while _is_copy(ref.value):
+    while _is_copy(ref.value) and ref.value.readings[0].value.spec.dtype.is_floating_point:
         reading, spec = ref.value.readings[0], ref.value.spec
         layout = moved(ref.layout, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
         if layout is None:
@@ -165,13 +166,14 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles, is_for_library
 
 
 def _is_copy(value: FusionValue) -> bool:
-    """Whether a value is a copy of another, in a different layout or as wider floats."""
+    """Whether a value is a copy of another, in a different layout or as floats that represent it exactly."""
     if not isinstance(value.rule, PointRule) or len(value.readings) != 1:
         return False
     emit, have, want = value.rule.lowering.emit, value.readings[0].value.spec.dtype, value.spec.dtype
     if value.readings[0].indirect or not any(emit is each for each in _copies()):
         return False
-    return have is want or (have.is_floating_point and have.itemsize < want.itemsize and want.is_floating_point)
+    is_exact = have in SMALL_INTEGERS or (have.is_floating_point and have.itemsize < want.itemsize)
+    return have is want or (is_exact and want.is_floating_point)
 
 
 @cache

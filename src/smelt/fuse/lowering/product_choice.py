@@ -132,14 +132,14 @@ class ProductChoice:
             return Decision(False, "multiplies, and the library may do so with less precision")
         costs = library_costs(sizes, sums.dtype, along=along)
         converted = _converted(call, factors) * CYCLES_TO_CONVERT
-        if isinstance(costs, str) and (not converted or not is_as_fast(sums.dtype)):
+        if isinstance(costs, str) and not converted:
             return Decision(False, costs)  # before the target is asked, which loads what makes code
         kernel_cycles = self.cycles(call.rule, factors, sums)
         if isinstance(kernel_cycles, str):
             return Decision(False, kernel_cycles)
-        if isinstance(costs, str):  # the product itself takes as long either way
+        if isinstance(costs, str):  # at least the conversion; on some processors the product takes as long either way
             ours = LAUNCH + kernel_cycles
-            library = ours + converted
+            library = converted + (ours if is_as_fast(sums.dtype) else 0)
         else:
             ours = LAUNCH + kernel_cycles * costs.lateness
             followers = LAUNCH + hint(sums.nbytes) * CYCLES_A_BYTE if followed else 0

@@ -33,7 +33,7 @@ Plain = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A size that differs from call to call, by name, and its bounds; equal wherever it is named."""
+    """A dynamic size: its name and bounds. Dimensions of one name are equal."""
 
     name: str
     least: int = 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from smelt.ir.check_kernel import factor_range, index_range
+from smelt.ir.check_kernel import SMALL_INTEGERS, factor_range, index_range
 from smelt.ir.kernel import (
     Axis,
     Buffer,
@@ -56,7 +56,7 @@ class _Maker:
     def __init__(self, chance: random.Random, name: str, shape_env: ShapeEnv | None) -> None:
         self.chance = chance
         self.name = name
-        self.shape_env, self.choice = shape_env, random.Random(name)
+        self.shape_env, self.choice, self.integers = shape_env, random.Random(name), random.Random(f"{name} integers")
         self.narrow = chance.choice((F32, F32, F32, F32, F64, F64, BF16, F16))
         self.dtype = F64 if self.narrow is F64 else F32
         self.rows: tuple[Axis, ...] = ()
@@ -119,6 +119,7 @@ class _Maker:
         low, high = factor_range(made, axes) or (0, -1)
         start = self.chance.choice((0, 0, 0, 1, 5))
         dtype = self.chance.choice((F32, BF16, F16)) if self.dtype is F32 and self.often(0.05) else self.narrow
+        dtype = self.integers.choice(SMALL_INTEGERS) if self.integers.random() < 0.08 else dtype
         self.buffers.append(Buffer(name, dtype, high - low + 1 + start, Role.INPUT))
         return replace(made, index=replace(index, offset=index.offset - low + start))
 

@@ -22,7 +22,7 @@ from smelt.codegen.cpu.products.plan import SCHEDULES
 from smelt.codegen.cpu.products.problem import problem_of, why_no_problem
 from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.loops.runtime_sizes import as_integer
-from smelt.ir.check_kernel import check_kernel, contraction_of
+from smelt.ir.check_kernel import SMALL_INTEGERS, check_kernel, contraction_of
 from smelt.ir.kernel import Kernel
 from smelt.ir.substitute_sizes import resized
 from smelt.ir.text import format_kernel
@@ -90,8 +90,10 @@ def filled(kernel: Kernel, seed: int) -> list[Tensor]:
     depth = max(1, math.prod(axis.size for axis in contraction.axes))
     found = []
     for buffer in kernel.parameters:
-        if whole:
-            values = torch.randint(-4, 5, (buffer.size,), generator=made).double()
+        if whole or buffer.dtype in SMALL_INTEGERS:
+            low, high = (-4, 5) if whole else (-128, 128)
+            values = torch.randint(low, high, (buffer.size,), generator=made).double()
+            values = values.abs() if buffer.dtype is torch.uint8 else values
         else:
             values = torch.randn(buffer.size, generator=made, dtype=torch.float64)
             values = values / math.sqrt(depth) if buffer.name == contraction.left.buffer else values

@@ -58,7 +58,7 @@ def test_every_kind_is_among_them() -> None:
     assert any(stride < 0 for factor in factors for _, stride in factor.index.terms)
     assert sum(bool(factor.bounds) for factor in factors) > 50
     read = {kernel.buffer(factor.buffer).dtype for kernel in kernels for factor in contraction_of(kernel).factors}  # type: ignore[union-attr]
-    assert read == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+    assert read == {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8}
     assert any(each and each.left.buffer == each.right.buffer for each in contractions)
 
 

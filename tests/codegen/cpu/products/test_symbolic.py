@@ -1,6 +1,7 @@
 """Products of sizes that are given at launch: compiled once for an example, run at others, by every schedule."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,7 +132,8 @@ def test_tiles_take_more_rows_and_shorter_ones_than_a_schedule_is_good_for() -> 
 def test_tiles_take_products_that_are_larger_all_round_than_the_example() -> None:
     shape_env = ShapeEnv()
     sizes = [sym_size(shape_env, shape_env.symbol(name, size)) for name, size in (("m", 5), ("n", 3), ("k", 7))]
-    plan = PRODUCTS.plan(product(*sizes), find("cpu"))
+    target = replace(find("cpu"), vector_bits=128, vector_registers=32)
+    plan = PRODUCTS.plan(product(*sizes), target)
     assert plan.schedule.name != "tiled"
     crowd = plan.limits[-1]
     assert [str(size) for size, _, _ in crowd] == ["m", "n", "k"]

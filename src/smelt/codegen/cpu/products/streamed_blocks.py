@@ -166,8 +166,6 @@ def _why_no_blocks(problem: Problem) -> str | None:
         return "the sum is over several axes"
     if problem.dtype not in (torch.float32, torch.float64):
         return f"sums of {problem.dtype}"
-    if any(not dtype.is_floating_point for dtype in (problem.left_dtype, problem.right_dtype)):
-        return "a factor is not of floating point"
     if known_equal(problem.multiplications, 0):
         return "there is nothing to multiply"
     return None
