@@ -42,7 +42,6 @@ from smelt.ir.table.records import (
     TableHeader,
     Value,
 )
-from smelt.symbolic.symsize import is_symsize
 
 # What PyTorch's C interface has for a dtype, -1: nothing; and for a device: the numbers of its kind and its own.
 DtypeCode = Callable[[Any], int]
@@ -210,7 +209,7 @@ class TableWriter:
             return _NONE, 0, 0, -1
         if kind is bool:
             return _BOOL, int(value), 0, -1
-        if (kind is int and -(1 << 63) <= value < 1 << 63) or is_symsize(value):
+        if value.__class__ is int and (kind is not int or -(1 << 63) <= value < 1 << 63):  # a `SymSize` too
             return _INTEGER, value, 0, -1
         if kind is float:
             return _DOUBLE, double_bits(value), 0, -1
