@@ -397,9 +397,15 @@ def read_sections(data: Any, is_artifact: bool, /) -> bytes:
     """The directory of a file (`ir.artifact_file.layout.SectionRecord`); a ValueError that says what is wrong with the
     file, if anything is. `is_artifact`: it has the sections of an artifact, in their order."""
 
-def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> int:
+def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> None:
     """A ValueError that says what is wrong with the table of an artifact, if anything is. `weights`, `state`: how many
-    bytes there are of those; `kernels`: of how many there is code. Returns how many bytes the arrays of a run take."""
+    bytes there are of those; `kernels`: of how many there is code."""
+
+def plan_table(
+    table: bytes | memoryview, weights: int, state: int, kernels: int, /
+) -> tuple[int, tuple[bytes | None, ...]]:
+    """Checks the table in the same way. Returns how many bytes the arrays of a run take, and of each variant its plan
+    (`Plan` of csrc/executor/run/parts.h), or None if sizes or values of a call decide on it."""
 
 class StepClock(Protocol):
     """The clock of a device that is at work when a step has returned, for one call of a program."""

@@ -21,7 +21,7 @@ from smelt.base.row import BudgetUse, Row
 from smelt.codegen import forget
 from smelt.codegen.cpu import schedule_passes, shared_bodies
 from smelt.codegen.cpu import target as cpu
-from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.schedule import LoopSchedule
 from smelt.device import limits_of, register
 from smelt.explain.bisect import bisect
 from smelt.fuse import fusion_passes
@@ -181,7 +181,7 @@ def break_row(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def wrong(row: Row) -> Row:
         def run(value: Any, context: Any) -> Any:
             found = row.run(value, context)
-            if isinstance(found, SchedulePlan) and found is not value:
+            if isinstance(found, LoopSchedule) and found is not value:
                 return replace(found, kernel=other_numbers(found.kernel))
             if isinstance(found, Program) and found.steps != value.steps:
                 steps = [

@@ -35,24 +35,12 @@ from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Module
 from smelt.ir.products.library_call import LibraryCall
 from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
-from smelt.ir.table.records import Operand, Product
+from smelt.ir.table.records import Grid, Operand, Product
 from smelt.ir.text import format_kernel
 from smelt.runtime.program.code_image import Image
 from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, SizeGuard
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import expression_of, is_symsize, moving
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """One grid of a kernel: a function of the code, `blocks` or as many as the param of this `slot` says."""
-
-    symbol: str
-    blocks: int
-    slot: int  # -1: `blocks` it is
-    threads: int
-    shared_bytes: int
-    product: Product | None = None  # what a library may compute instead of it
 
 
 @dataclass(frozen=True, slots=True)

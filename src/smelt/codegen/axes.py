@@ -172,22 +172,29 @@ def indices(kernel: Kernel) -> list[Index]:
     return accessed + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
 
 
+def walked_as_one(outer: Axis, inner: Axis, walked_by: Iterable[Index]) -> bool:
+    """Whether a step along one axis is as far as all of the next one, in every index."""
+    steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in walked_by]
+    return all(known_equal(*each) for each in steps)
+
+
+def merged_axes(axes: Sequence[Axis], walked_by: Sequence[Index], alone: frozenset[str] = frozenset()) -> list[Axis]:
+    """Neighbours that every index walks as one axis become one, under the inner name; not those `alone`."""
+    merged = list(axes)
+    for place in range(len(axes) - 2, -1, -1):
+        outer, inner = merged[place : place + 2]
+        if walked_as_one(outer, inner, walked_by) and not alone & {outer.name, inner.name}:
+            merged[place : place + 2] = [Axis(inner.name, outer.size * inner.size)]
+    return merged
+
+
 def merged(kernel: Kernel, *, cols: bool) -> Kernel:
-    """Neighbouring axes that every index walks as one axis become one, under the inner one's name."""
-    axes = list(kernel.cols if cols else kernel.rows)
-    walked_by, alone = indices(kernel), scanned(kernel)
-    position = len(axes) - 2
-    gone: set[str] = set()
-    while position >= 0:
-        outer, inner = axes[position], axes[position + 1]
-        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in walked_by]
-        walked = all(known_equal(*each) for each in steps)
-        if walked and not alone & {outer.name, inner.name}:
-            axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
-            gone.add(outer.name)
-        position -= 1
-    if not gone:
+    """With neighbouring axes of rows, or of cols, merged."""
+    before = kernel.cols if cols else kernel.rows
+    axes = merged_axes(before, indices(kernel), scanned(kernel))
+    if len(axes) == len(before):
         return kernel
+    gone = {axis.name for axis in before} - {axis.name for axis in axes}
     return without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
 
 

@@ -27,10 +27,10 @@ from smelt.symbolic.shapes import Size
 
 @dataclass(frozen=True, slots=True)
 class EntryCode:
-    """One kernel in the loop form: its functions, and the helpers they need once per module, by name."""
+    """One kernel in the loop form: its functions, and the helpers they need once per module."""
 
     functions: tuple[Function, ...]
-    helpers: tuple[tuple[str, tuple[Function, ...]], ...]
+    helpers: tuple[Function, ...]
     per_thread_workspace: Size
     sizes: tuple[RuntimeParam, ...] = ()  # what the code is given at each launch
     facts: tuple[SizeGuard, ...] = ()  # what it relies on of them

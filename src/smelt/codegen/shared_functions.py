@@ -77,7 +77,7 @@ def shared_functions(
     for places in _alike(kernels, codes):
         for place in places:
             tree = _tree_of(codes[place], symbols[place])
-            helpers = frozenset(name for name, _ in codes[place].helpers)
+            helpers = frozenset(each.name for each in codes[place].helpers)
             key = (tuple(tree.shape), tuple(each[:2] for each in tree.numbers), len(tree.own), helpers)
             groups.setdefault(key, {})[place] = tree
     shared = []

@@ -107,8 +107,7 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
 
 def join(codes: Sequence[EntryCode]) -> Module:
     """One module: shared declarations and definitions appear once."""
-    helpers = {name: functions for code in codes for name, functions in code.helpers}
-    shared = {each.name: each for functions in helpers.values() for each in functions}
+    shared = {each.name: each for code in codes for each in code.helpers}
     return Module(tuple(each for code in codes for each in code.functions), tuple(shared.values()))
 
 

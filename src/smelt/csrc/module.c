@@ -16,7 +16,7 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/check.h"
-#include "executor/run/parts.h"
+#include "executor/run/run.h"
 #include "executor/format/checksum.h"
 #include "executor/format/file.h"
 #include "gpu/cuda_module.h"
@@ -136,13 +136,56 @@ read_sections(PyObject *Py_UNUSED(module), PyObject *args)
     return sections;
 }
 
-/* check_table(table, weights, state, kernels): see _native.pyi. */
+/* A table of an artifact that nothing is wrong with, in a buffer of whole words. */
+static smelt_status
+read_checked(Table *table, const void *data, Py_ssize_t size, const long long counts[3], smelt_error *error)
+{
+    smelt_status status = smelt_table_read(table, data, size, 0, error);
+    if (!status) {
+        int64_t *scratch = PyMem_Calloc(smelt_table_scratch(table), sizeof *scratch);
+        status = scratch ? smelt_table_check(table, counts[0], counts[1], counts[2], scratch, error)
+                         : smelt_fail(error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
+        PyMem_Free(scratch);
+    }
+    return status;
+}
+
+static void *
+allocate_words(void *Py_UNUSED(context), size_t size, size_t Py_UNUSED(alignment))
+{
+    return PyMem_Calloc(1, size); /* plans have places for pointers, which objects have as zeros */
+}
+
+/* Of each variant that has neither symbols nor checks its plan on one thread, else None. */
 static PyObject *
-check_table(PyObject *Py_UNUSED(module), PyObject *args)
+constant_plans(const Table *table)
+{
+    const smelt_allocator allocator = {.allocate = allocate_words};
+    const Run run = {.table = table, .allocator = &allocator, .threads = 1};
+    PyObject *plans = PyTuple_New((Py_ssize_t)table->counts[VARIANTS]);
+    for (int64_t i = 0; plans && i < table->counts[VARIANTS]; i++) {
+        const VariantRecord *variant = &table->variants[i];
+        Plan plan = {.memory = NULL};
+        const bool is_constant = variant->symbol_count == 0 && variant->check_count == 0;
+        const bool is_planned = is_constant && smelt_run_make_plan(&run, variant, &plan)
+                                && smelt_run_plan(&run, variant, &plan);
+        PyObject *words = is_planned ? PyBytes_FromStringAndSize((const char *)plan.memory, 8 * (Py_ssize_t)plan.words)
+                                     : Py_NewRef(Py_None);
+        PyMem_Free(plan.memory);
+        PyTuple_SET_ITEM(plans, (Py_ssize_t)i, words);
+        if (words == NULL) {
+            Py_CLEAR(plans);
+        }
+    }
+    return plans;
+}
+
+static PyObject *
+checked(PyObject *args, const char *format, bool wants_plans)
 {
     Py_buffer buffer;
-    long long weights, state, kernels;
-    if (!PyArg_ParseTuple(args, "y*LLL:check_table", &buffer, &weights, &state, &kernels)) {
+    long long counts[3]; /* bytes of weights and of state, kernels */
+    if (!PyArg_ParseTuple(args, format, &buffer, &counts[0], &counts[1], &counts[2])) {
         return NULL;
     }
     void *copy;
@@ -151,18 +194,32 @@ check_table(PyObject *Py_UNUSED(module), PyObject *args)
     if (data) {
         Table table;
         smelt_error error;
-        smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
-        if (!status) {
-            int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
-            status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
-                             : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
-            PyMem_Free(scratch);
+        if (read_checked(&table, data, buffer.len, counts, &error)) {
+            PyErr_SetString(PyExc_ValueError, error.message);
         }
-        answer = status ? PyErr_Format(PyExc_ValueError, "%s", error.message) : PyLong_FromLongLong(smelt_run_bytes(&table));
+        else if (wants_plans) {
+            answer = Py_BuildValue("(LN)", (long long)smelt_run_bytes(&table), constant_plans(&table));
+        }
+        else {
+            answer = Py_NewRef(Py_None);
+        }
     }
     PyMem_Free(copy);
     PyBuffer_Release(&buffer);
     return answer;
+}
+
+/* check_table(table, weights, state, kernels), and the same of plan_table: see _native.pyi. */
+static PyObject *
+check_table(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return checked(args, "y*LLL:check_table", false);
+}
+
+static PyObject *
+plan_table(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return checked(args, "y*LLL:plan_table", true);
 }
 
 static PyMethodDef functions[] = {
@@ -188,6 +245,7 @@ static PyMethodDef functions[] = {
     {"read_sections", read_sections, METH_VARARGS,
      PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"check_table", check_table, METH_VARARGS, PyDoc_STR("Refuse a table of an artifact that breaks a rule.")},
+    {"plan_table", plan_table, METH_VARARGS, PyDoc_STR("The same; what a static model of it has of its runs.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from smelt.deploy.call_form import CallForm
-from smelt.deploy.numbers import leaves_of
 from smelt.deploy.state.registers import Registers
 from smelt.ir.artifact.machine import Dimension, NumberCheck, RegisterView, SizeCheck, Variant
 from smelt.symbolic.expressions import RELATIONS, SMALLEST, Expression
@@ -118,7 +117,7 @@ def _driving(variants: Sequence[Variant]) -> set[int]:
             if isinstance(check, SizeCheck):
                 driving |= {by_symbol[each.text] for each in check.guard.expression.symbols() if each.text in by_symbol}
             elif isinstance(check, NumberCheck):
-                leaves = [*leaves_of(check.left), *leaves_of(check.right)]
+                leaves = [*check.left.leaves, *check.right.leaves]
                 driving |= {by_symbol[str(each.text)] for each in leaves if str(each.text) in by_symbol}
         driving |= {each.register for each in variant.symbols if each.dim is None and each.least == each.most}
     before = -1
@@ -128,7 +127,7 @@ def _driving(variants: Sequence[Variant]) -> set[int]:
             by_symbol = {each.symbol: each.register for each in variant.symbols if each.dim is None}
             for register, new in variant.numbers:
                 if register in driving:
-                    driving |= {by_symbol[str(each.text)] for each in leaves_of(new) if str(each.text) in by_symbol}
+                    driving |= {by_symbol[str(each.text)] for each in new.leaves if str(each.text) in by_symbol}
     return driving
 
 
@@ -220,7 +219,7 @@ def covers(form: CallForm, variant: Variant, sizes: Mapping[str, int], numbers: 
 
 def _holds(check: NumberCheck, values: Mapping[str, Any]) -> bool:
     """Whether a comparison of floats holds; so it is taken to do where it is about others than these."""
-    leaves = [*leaves_of(check.left), *leaves_of(check.right)]
+    leaves = [*check.left.leaves, *check.right.leaves]
     if not all(str(leaf.text) in values for leaf in leaves):
         return True
     left, right = (_evaluated(each.what, values) for each in (check.left, check.right))

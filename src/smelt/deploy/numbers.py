@@ -76,13 +76,6 @@ def _example(number: Any) -> Any:
     return number.example if isinstance(number, Formula) else number
 
 
-def leaves_of(number: NumberOf) -> list[Symbol | Formula]:
-    """The symbols and given floats that a number is made of."""
-    if isinstance(number.what, Formula):
-        return sorted(number.what.leaves(), key=lambda leaf: str(leaf.text))
-    return sorted(number.what.symbols(), key=lambda leaf: leaf.text) if isinstance(number.what, Expression) else []
-
-
 def origin_of(call: DescribedCall, leaf: Symbol | Formula) -> tuple[Given, int | None]:
     """Where a symbol is read from, and which dimension of that; None for a number."""
     if isinstance(leaf.origin, Given):

@@ -490,13 +490,7 @@ def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
 
 
 def _kernel(name: str, buffers: int, entry: KernelEntry) -> r.Kernel:
-    if not entry.is_grids:
-        return r.Kernel(name, buffers)
-    grids = [
-        r.Grid(each.symbol, each.blocks, each.slot, each.threads, each.shared_bytes, each.product)
-        for each in entry.grids
-    ]
-    return r.Kernel(name, buffers, len(entry.params), tuple(grids))
+    return r.Kernel(name, buffers, len(entry.params), entry.grids) if entry.is_grids else r.Kernel(name, buffers)
 
 
 def _returns(machine: Machine) -> list[Return]:

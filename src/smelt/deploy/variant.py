@@ -27,7 +27,7 @@ from smelt.capture.replay.described import (
 )
 from smelt.codegen.ahead_of_time import write_for
 from smelt.deploy.errors import DecidesByState, ExportError
-from smelt.deploy.numbers import leaves_of, number_of, origin_of
+from smelt.deploy.numbers import number_of, origin_of
 from smelt.deploy.postfix import refuse_unknown
 from smelt.deploy.state.effects import SortedEffects
 from smelt.deploy.state.registers import Registers
@@ -324,7 +324,7 @@ class VariantBuilder:
 
     def _bind_leaves(self, number: NumberOf) -> None:
         refuse_unknown(number.what)
-        for leaf in leaves_of(number):
+        for leaf in number.leaves:
             self._bind(str(leaf.text), leaf)
 
     def _bind(self, name: str, leaf: Symbol | Formula) -> None:

@@ -13,9 +13,9 @@ from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu import schedule, schedule_passes
 from smelt.codegen.cpu import target as cpu
-from smelt.codegen.cpu.addresses import WorkspaceLayout
+from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.online_softmax import BLOCK, REFERENCES, WORTH
-from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.schedule import LoopSchedule
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu import test_kernels, test_sizes
@@ -85,7 +85,7 @@ FORMS = {
 WIDTHS = [8193, 8256, 8320, 12288, 12289, 12351, 16384]
 
 
-def planned(kernel: Kernel) -> SchedulePlan:
+def planned(kernel: Kernel) -> LoopSchedule:
     return plan(kernel, cpu.describe_host())
 
 
@@ -97,7 +97,7 @@ def test_every_form_equals_the_reference(form: str, width: int, monkeypatch: pyt
     kernel = parse_kernel(sized(text, 3, width))
     made = planned(kernel)
     assert made.online is not None and (made.online.third is not None) is aside
-    assert (REFERENCES in WorkspaceLayout.of(made).offsets) is aside
+    assert (REFERENCES in Workspace.of_loops(made).places) is aside
     test_kernels.same_as_reference(kernel)
 
 

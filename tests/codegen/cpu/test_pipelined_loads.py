@@ -8,7 +8,7 @@ import pytest
 from smelt.codegen import build
 from smelt.codegen.cpu import schedule
 from smelt.codegen.cpu import target as cpu
-from smelt.codegen.cpu.addresses import WorkspaceLayout
+from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
@@ -109,8 +109,8 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
         "kernel k rows(i:50) cols(j:1024)\n in x: f32[51200]\n out y: f32[1024]\n out z: f32[1024]\n loop:\n"
         " a = load x[1024*i + j]\n b = mul a, a : f32\n accumulate sum y[j] = a\n accumulate sum z[j] = b"
     )
-    offsets = WorkspaceLayout.of(plan(kernel, cpu.describe_host())).offsets
-    assert len(offsets) == 4 and len({offset % 4096 for offset in offsets.values()}) == 4
+    places = Workspace.of_loops(plan(kernel, cpu.describe_host())).places
+    assert len(places) == 4 and len({start % 4096 for start, _ in places.values()}) == 4
     same_as_reference(kernel)
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from smelt._native import plan_table
 from smelt.codegen.ahead_of_time import find_target
 from smelt.codegen.static.build import StaticModel, static_model
 from smelt.codegen.static.header import header_text
+from smelt.ir.table import records as r
+from smelt.ir.table.write import table_bytes
+from smelt.symbolic.postfix import Op
 from tests.codegen.foreign import run_static, runner
 from tests.codegen.static.models import expected, growing
 
@@ -128,6 +132,38 @@ def test_memory_that_is_said_to_be_needed_is_enough(program: Path) -> None:
 def test_memory_that_the_header_names_is_enough(program: Path) -> None:
     named = int(built("host").header.partition("_MEMORY_BYTES ")[2].split()[0])
     assert [line[0] for line in run(program, 6, named)] == ["0", "0", "0"]
+
+
+def plans_of(*variants: r.Variant) -> tuple[tuple[int, ...] | None, ...]:
+    """The plans that an object file would have, as words."""
+    x = r.Register("x", r.RegisterKind.INPUT, "float32", (r.Dim(0, 64),))
+    y = r.Register("y", r.RegisterKind.LOCAL, "float32", (r.Dim(0),))
+    states = (r.State("entry", variants),)
+    table = r.Table("doubled", (x, y), (r.Output("y", "float32", (r.Dim(0),)),), (r.Kernel("k", 2),), states)
+    _, plans = plan_table(table_bytes(table), 0, 0, 1)
+    return tuple(None if plan is None else struct.unpack(f"{len(plan) // 8}q", plan) for plan in plans)
+
+
+def doubled(size: r.Expression, arena: int, symbols: tuple[r.Symbol, ...] = ()) -> r.Variant:
+    size_bytes = r.apply(Op.MUL, size, r.number(4))
+    return r.Variant(
+        "doubled", r.Return((r.Returned(1),)), symbols, (), (r.Produced(1, (size,)),),
+        (r.RegisterValue(0, size_bytes), r.ProducedValue(0, size_bytes)),
+        (r.Launch(0, (0, 1), r.number(32), r.number(8)),), r.number(arena),
+    )  # fmt: skip
+
+
+def test_plans_are_written_for_variants_whose_sizes_are_fixed() -> None:
+    size = r.Symbol("n", r.Bind.SIZE, 0, 0)
+    arena, workspace, values = 64, 32 + 8, (0, 16, 0, 0, 16, 0)
+    fixed, dynamic = plans_of(doubled(r.number(4), 64), doubled(r.symbol(0), 64, (size,)))
+    assert fixed == (arena, workspace, 16, 4, workspace, *values)
+    assert dynamic is None
+
+
+def test_sizes_that_do_not_fit_memory_are_left_to_the_run() -> None:
+    too_large = doubled(r.number(4), -1), doubled(r.number(1 << 50), 0), doubled(r.number(4), 1 << 50)
+    assert plans_of(*too_large) == (None, None, None)
 
 
 def test_names_that_c_cannot_tell_apart() -> None:

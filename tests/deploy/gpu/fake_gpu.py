@@ -56,7 +56,7 @@ class FakeGpu:
         lines = ["void (*fake_barrier)(void);", "void smelt_simt_barrier(void) { fake_barrier(); }"]
         counts = {}
         for kernel, entry in zip(kernels, written.entries, strict=True):
-            counts |= {grid.symbol: len(kernel.parameters) for grid in entry.grids}
+            counts |= {grid.name: len(kernel.parameters) for grid in entry.grids}
         lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
         (self.folder / "counts.c").write_text("\n".join(lines) + "\n")
         build(str(self.folder / "counts.c"), self.folder, str(self.folder / "kernels.o"), name="kernels.so")

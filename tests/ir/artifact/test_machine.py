@@ -126,7 +126,6 @@ def _with_variant(**fields: object) -> Machine:
 BROKEN: dict[str, list[Machine]] = {
     "registers": [
         _with_register(2, offset=20),
-        _with_register(2, offset=2),
         _with_register(2, storage=7),
         _with_register(3, storage=None),
         _with_register(0, shape=("columns", 4)),
@@ -142,12 +141,6 @@ BROKEN: dict[str, list[Machine]] = {
         replace(MACHINE, arguments=MACHINE.arguments[:2]),
         replace(MACHINE, arguments=(replace(MACHINE.arguments[0], register=1), *MACHINE.arguments[1:])),
         replace(MACHINE, arguments=(replace(MACHINE.arguments[0], kind=ArgumentKind.VALUE), *MACHINE.arguments[1:])),
-    ],
-    "states": [
-        replace(MACHINE, states=()),
-        replace(MACHINE, states=(MACHINE.states[0], replace(MACHINE.states[1], variants=()))),
-        _with_variant(next=Jump(2)),
-        _with_variant(next=Branch(5, 0, -1)),
     ],
     "programs": [
         _with_variant(inputs=()),

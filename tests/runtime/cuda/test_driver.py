@@ -10,7 +10,7 @@ import pytest
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.runtime.cuda import driver
-from smelt.runtime.cuda.driver import devices, ptx_version, why_not_cuda, why_not_device
+from smelt.runtime.cuda.driver import devices, why_not_cuda, why_not_device
 from smelt.runtime.cuda.image import CudaCode, assemble, image_key
 from tests.runtime.cuda.fake_cuda import INVALID_PTX, OUT_OF_MEMORY, FakeCuda, ptx
 
@@ -22,7 +22,7 @@ def test_a_driver_and_its_devices(cuda: FakeCuda) -> None:
     found = devices()
     assert [device.name for device in found] == ["Fake GPU 0", "Fake GPU 1"]
     assert found[1].number == 1 and found[1].capability == (9, 0) and found[1].warp == 32
-    assert found[0].multiprocessors == 1016 and found[0].shared_per_block == 1097
+    assert found[0].multiprocessors == 1016 and found[0].threads_per_multiprocessor == 1039
     assert driver.driver().text == "12.4"
 
 
@@ -58,11 +58,6 @@ def test_reasons_against_a_driver(cuda: FakeCuda) -> None:
         cuda.fail(function, OUT_OF_MEMORY)
         reason = f"the CUDA driver does not start: {function}: out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
         assert why_not_cuda() == reason and devices() == ()
-
-
-@pytest.mark.parametrize(("version", "ptx"), [(12000, 80), (12040, 84), (12060, 85), (12090, 88), (13010, 90)])
-def test_which_ptx_a_driver_understands(version: int, ptx: int) -> None:
-    assert ptx_version(version) == ptx
 
 
 def test_code_is_assembled_once_for_devices_of_a_kind(cuda: FakeCuda) -> None:

@@ -11,60 +11,66 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import online_softmax, row_accumulators, scans, scatters
-from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.schedule import LoopSchedule
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder, param
-from smelt.codegen.loops.scalars import memory_kind
 from smelt.ir.check_kernel import value_dtypes
-from smelt.ir.kernel import Axis, Index, Role, Scatter
+from smelt.ir.kernel import Axis, Index, Kernel, Role, Scatter
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
+MINE = param("mine", "ptr")  # the workspace of a part
 _ALIGN = 64
 _APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
 
 
-def aligned(size: Size) -> Size:
-    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Private arrays of a part, one behind the other: the byte where each begins, and its dtype."""
 
-
-def laid_out(sizes: Mapping[str, Size], apart: int = _APART) -> tuple[dict[str, Size], Size]:
-    """Arrays of so many bytes one behind the other: where each begins, and where all end."""
-    places: dict[str, Size] = {}
-    end: Size = 0
-    for name, size in sizes.items():
-        places[name] = end
-        end += aligned(size) + apart
-    return places, end
-
-
-@dataclass(slots=True)
-class WorkspaceLayout:
-    """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
-
-    kinds: dict[str, str]
-    offsets: dict[str, Size]
+    places: dict[str, tuple[Size, torch.dtype]]
     size: Size
 
     @classmethod
-    def of(cls, plan: SchedulePlan) -> "WorkspaceLayout":
-        kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
-        private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
+    def of(cls, lengths: Mapping[str, tuple[Size, torch.dtype]], apart: int = _APART) -> "Workspace":
+        """Of arrays with so many elements of a dtype each."""
+        places: dict[str, tuple[Size, torch.dtype]] = {}
+        end: Size = 0
+        for name, (length, dtype) in lengths.items():
+            places[name] = end, dtype
+            end += (length * dtype.itemsize + _ALIGN - 1) // _ALIGN * _ALIGN + apart
+        return cls(places, end)
+
+    @classmethod
+    def of_loops(cls, plan: LoopSchedule) -> "Workspace":
+        """The scratch of a kernel, and what its reductions and scatters keep."""
+        kernel, dtypes = plan.kernel, value_dtypes(plan.kernel)
+        lengths = {b.name: (b.size, b.dtype) for b in kernel.buffers if b.role is Role.SCRATCH}
         for fold in plan.accumulators:
-            private += [(name, dtype, row_accumulators.padded(fold)) for name, dtype in fold.arrays]
-        dtypes = value_dtypes(plan.kernel)
-        for scan in scans.scans(plan.kernel):
-            if scan.axis == plan.kernel.cols[-1].name:
-                continue  # carried from vector to vector
-            state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
-            private.append((state.name, state.dtype, state.size))
+            lengths |= {name: (row_accumulators.padded(fold), dtype) for name, dtype in fold.arrays}
+        for scan in scans.scans(kernel):
+            if scan.axis != kernel.cols[-1].name:  # that is carried from vector to vector
+                state = scans.State.of(scan, dtypes[scan.value], kernel.cols)
+                lengths[state.name] = state.size, state.dtype
         if plan.online is not None and plan.online.third is not None:
             count = plan.width // online_softmax.block_of(plan.lanes) + 2  # one begun, and the last vector
-            private.append((online_softmax.REFERENCES, torch.float32, count))
-        for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
-            private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
-        kinds |= {name: memory_kind(dtype) for name, dtype, _ in private}
-        return cls(kinds, *laid_out({name: count * dtype.itemsize for name, dtype, count in private}))
+            lengths[online_softmax.REFERENCES] = count, torch.float32
+        for put in [i for i in kernel.instructions() if isinstance(i, Scatter)]:
+            lengths[scatters.nowhere(put.buffer)] = plan.lanes, kernel.buffer(put.buffer).dtype
+        return cls.of(lengths)
+
+    def array(self, b: Builder, name: str) -> Array:
+        place, dtype = self.places[name]
+        return Array(b, b.element(MINE, "i8", place), dtype)
+
+    def arrays(self, b: Builder) -> dict[str, Array]:
+        return {name: self.array(b, name) for name in self.places}
+
+
+def parameters(b: Builder, kernel: Kernel) -> dict[str, Array]:
+    """The buffers that a function is given, by name."""
+    return {each.name: Array(b, b.load_pointer(place), each.dtype) for place, each in enumerate(kernel.parameters)}
 
 
 @dataclass(slots=True)
@@ -72,22 +78,19 @@ class Addresses:
     """Addresses at the current position of a part's loops."""
 
     b: Builder
-    plan: SchedulePlan
-    layout: WorkspaceLayout
-    pointers: dict[str, Value] = field(default_factory=dict)  # buffer or array of the workspace → its first element
+    kernel: Kernel
+    arrays: dict[str, Array]  # buffers, and arrays of the workspace
     axes: dict[str, Value] = field(default_factory=dict)  # axis → where the loops stand now
-    rows: dict[tuple[str, Index], Value] = field(default_factory=dict)  # addresses that hold for the whole row
+    rows: dict[tuple[str, Index], Array] = field(default_factory=dict)  # what holds for the whole row
     lanes: int = 1  # how many points along the last col axis are computed at once
 
-    def load_pointers(self) -> None:
-        for number, buffer in enumerate(self.plan.kernel.parameters):
-            self.pointers[buffer.name] = self.b.load_pointer(number)
-        for name, offset in self.layout.offsets.items():
-            self.pointers[name] = self.b.element(param("mine", "ptr"), "i8", offset)
+    @classmethod
+    def begin(cls, b: Builder, kernel: Kernel, workspace: Workspace) -> "Addresses":
+        return cls(b, kernel, parameters(b, kernel) | workspace.arrays(b))
 
     @property
     def vector_axis(self) -> str:
-        return self.plan.kernel.cols[-1].name if self.plan.kernel.cols else ""
+        return self.kernel.cols[-1].name if self.kernel.cols else ""
 
     def lane_stride(self, index: Index) -> Size:
         """How far apart the elements of two lanes are."""
@@ -95,7 +98,7 @@ class Addresses:
 
     def offset(self, index: Index) -> Value:
         """How far the first lane is from the first element."""
-        return self.add(self._row_offset(index), self._col_offset(index))
+        return self.add(self._row_offset(index), self.terms(index, self.kernel.cols))
 
     def add(self, left: Value, right: Value | None) -> Value:
         return left if right is None else self.b.add(left, right)
@@ -112,38 +115,33 @@ class Addresses:
 
     def _row_offset(self, index: Index) -> Value:
         base = self.b.const("i64", index.offset)
-        total = self.terms(index, self.plan.kernel.rows)
+        total = self.terms(index, self.kernel.rows)
         if total is None:
             return base
         return self.b.add(total, base) if index.offset else total
 
-    def _col_offset(self, index: Index) -> Value | None:
-        return self.terms(index, self.plan.kernel.cols)
-
-    def of_row(self, array: str, index: Index) -> Value:
-        """The address with the row's part of `index`, computed once per row."""
+    def of_row(self, array: str, index: Index) -> Array:
+        """The element with the row's part of `index`, computed once per row."""
         key = (array, index)
         if key not in self.rows:
-            kind = self.layout.kinds[array]
-            self.rows[key] = self.b.element(self.pointers[array], kind, self._row_offset(index))
+            self.rows[key] = self.arrays[array].at(self._row_offset(index))
         return self.rows[key]
 
-    def of(self, array: str, index: Index) -> Value:
-        """The address of the first lane."""
-        offset = self._col_offset(index)
+    def of(self, array: str, index: Index) -> Array:
+        """The element of the first lane."""
+        offset = self.terms(index, self.kernel.cols)
         base = self.of_row(array, index)
-        return base if offset is None else self.b.element(base, self.layout.kinds[array], offset)
+        return base if offset is None else base.at(offset)
 
-    def of_lanes(self, array: str, index: Index, stride: Size, skipped: int = 0) -> list[Value]:
-        """Each lane's address, but for so many at the beginning."""
+    def of_lanes(self, array: str, index: Index, stride: Size, skipped: int = 0) -> list[Array]:
+        """Each lane's element, but for so many at the beginning."""
         first = self.of(array, index)
-        kind = self.layout.kinds[array]
         lanes = range(skipped, self.lanes)
         if is_symsize(stride):
             step = self.b.const("i64", stride)
-            return [self.b.element(first, kind, self.b.mul(step, lane)) if lane else first for lane in lanes]
-        return [self.b.element(first, kind, lane * stride) for lane in lanes]
+            return [first.at(self.b.mul(step, lane)) if lane else first for lane in lanes]
+        return [first.at(lane * stride) for lane in lanes]
 
-    def of_last_lane(self, array: str, index: Index) -> Value:
-        """The lowest address, for lanes whose stride is -1."""
-        return self.b.element(self.of(array, index), self.layout.kinds[array], 1 - self.lanes)
+    def of_last_lane(self, array: str, index: Index) -> Array:
+        """The lowest element, for lanes whose stride is -1."""
+        return self.of(array, index).at(1 - self.lanes)

@@ -10,6 +10,7 @@ all lanes are outside. Selections by position are done by spans of lanes, with o
 from collections.abc import Mapping
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
@@ -42,41 +43,32 @@ class Run:
         first, pace = iotas[name]
         return cls(first, pace, stride, extent) if abs(pace * stride) == 1 else None
 
-    def read(self, b: Builder, memory: "RunMemory", mask: Value | None, lanes: int) -> Value:
-        """The elements, if `mask` is true; place 0 is `memory`'s first."""
+    def read(self, array: Array, size: Size, base: Value, mask: Value | None, lanes: int) -> Value:
+        """The elements of an array of `size`, if `mask` is true; place 0 is its element `base`."""
+        b = array.b
         last = b.add(self.first, (lanes - 1) * self.pace)
         low, high = (self.first, last) if self.pace > 0 else (last, self.first)
         some = b.and_(b.icmp("sge", high, 0), b.icmp("slt", low, self.extent))
         start = self.first if self.pace * self.stride == 1 else last
-        lowest = b.add(memory.base, b.mul(start, self.stride))
-        fits = b.and_(b.icmp("sge", lowest, 0), b.icmp("sle", lowest, memory.size - lanes))
+        lowest = b.add(base, b.mul(start, self.stride))
+        fits = b.and_(b.icmp("sge", lowest, 0), b.icmp("sle", lowest, size - lanes))
 
         def together() -> list[Value]:
-            loaded = b.load(b.element(memory.buffer, memory.kind, lowest), memory.kind, lanes)
+            loaded = array.load(lowest, lanes)
             return [loaded if start is self.first else b.reverse(loaded)]
 
         def apart() -> list[Value]:
-            numbers = [b.add(memory.base, b.mul(self._held(b, lane), self.stride)) for lane in range(lanes)]
-            return [b.gathered([b.load(b.element(memory.buffer, memory.kind, each), memory.kind) for each in numbers])]
+            numbers = [b.add(base, b.mul(self._held(b, lane), self.stride)) for lane in range(lanes)]
+            return [b.gathered([array.load(number) for number in numbers])]
 
         needed = some if mask is None else b.and_(some, mask)
-        zeros = b.const(memory.kind, 0, lanes)
+        zeros = b.const(array.kind, 0, lanes)
         (elements,) = b.choice(needed, lambda: b.choice(fits, together, apart), lambda: [zeros])
         return elements
 
     def _held(self, b: Builder, lane: int) -> Value:
         """The place of a lane: for one outside, which as an unsigned number is above the last, that."""
         return b.umin(b.add(self.first, lane * self.pace), self.extent - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class RunMemory:
-    """The memory of a run: a buffer of `size` elements, counted from element `base`."""
-
-    buffer: Value
-    kind: str
-    size: Size
-    base: Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
 """The host CPU's code generator: implements `codegen.generator.Generator`.
 
-A kernel with attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by the loops
-of `schedule_passes`.
+A kernel with attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by loops,
+which the rows of `schedule_passes` decide.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.cpu.attention.plan import ATTENTION
-from smelt.codegen.cpu.entry_points import LoopPlan
-from smelt.codegen.cpu.kernel_schedules import ProblemPlan
+from smelt.codegen.cpu.kernel_schedules import Schedule, Scheduled
+from smelt.codegen.cpu.online_loops import write
 from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
 from smelt.codegen.cpu.shared_bodies import MODULE, member
@@ -24,11 +25,15 @@ from smelt.device import Target
 from smelt.ir.kernel import Kernel
 
 KINDS = (ATTENTION, PRODUCTS)  # attention first: its kernels have contractions too
+LOOPS = Schedule(
+    "loops", "every kernel without a contraction: rows in threads, cols in vectors",
+    lambda loops, target: None, lambda loops, target: math.inf, write,
+)  # fmt: skip
 
 TABLES: Mapping[str, Sequence[Row]] = {
     "the kernels of a program": MODULE,
-    "a kernel with contractions, the cheapest that takes it": [row for kind in KINDS for row in kind.rows],
-    "each other kernel": SCHEDULE,
+    "a kernel, the cheapest that takes it": [each.row for each in (*ATTENTION.schedules, *PRODUCTS.schedules, LOOPS)],
+    "a kernel's loops": SCHEDULE,
 }
 
 __all__ = ["KINDS", "TABLES", "assemble", "emit", "load", "member", "schedule", "share", "share_functions", "symbols"]
@@ -36,12 +41,13 @@ __all__ = ["KINDS", "TABLES", "assemble", "emit", "load", "member", "schedule", 
 
 def schedule(
     kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool = False, of: str = ""
-) -> ProblemPlan | LoopPlan:
+) -> Scheduled:
     for kind in KINDS:
         if kind.takes(kernel):
             return kind.plan(kernel, target)
-    return LoopPlan(plan(kernel, target, budget, check=check, of=of))
+    loops = plan(kernel, target, budget, check=check, of=of)
+    return Scheduled(loops.kernel, loops, LOOPS)
 
 
-def emit(symbol: str, plan: ProblemPlan | LoopPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+def emit(symbol: str, plan: Scheduled, target: Target, *, aligned: bool = True) -> EntryCode:
     return plan.emit(symbol, target)

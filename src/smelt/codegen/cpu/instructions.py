@@ -14,10 +14,9 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import scans, scatters
-from smelt.codegen.cpu.addresses import Addresses, WorkspaceLayout
-from smelt.codegen.cpu.contiguous_runs import FAR, Run, RunMemory, Span, near
-from smelt.codegen.cpu.loop_reductions import LoopReduction
-from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan, loop_variant
+from smelt.codegen.cpu.addresses import Addresses, Workspace
+from smelt.codegen.cpu.contiguous_runs import FAR, Run, Span, near
+from smelt.codegen.cpu.schedule import CONTIGUOUS_RUNS, Accumulator, LoopSchedule, loop_variant
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.builder import SIGNED_LESS, TRUE, Builder
 from smelt.codegen.loops.math import OF_NEGATIVE
@@ -48,11 +47,22 @@ _FEW_LANES = 4
 
 
 @dataclass(slots=True)
+class LoopReduction:
+    """A reduction in progress: partial results in lanes, and the float64 they are added to now and then, if any. Or a
+    scan along lanes: its running value."""
+
+    instruction: Reduce | Scan
+    dtype: torch.dtype
+    partial: Value
+    f64_accumulator: Value | None = None
+
+
+@dataclass(slots=True)
 class InstructionWriter:
     """Writes instructions at the current loop position, and keeps the values of earlier ones."""
 
     b: Builder
-    plan: SchedulePlan
+    plan: LoopSchedule
     at: Addresses
     dtypes: dict[str, torch.dtype]
     below: frozenset[str] = frozenset()  # values that are never above zero
@@ -65,7 +75,7 @@ class InstructionWriter:
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
-    def of(cls, b: Builder, plan: SchedulePlan, at: Addresses) -> "InstructionWriter":
+    def of(cls, b: Builder, plan: LoopSchedule, at: Addresses) -> "InstructionWriter":
         below = plan.never_positive | ({plan.online.distance} if plan.online else set())
         return cls(b, plan, at, value_dtypes(plan.kernel), below)
 
@@ -156,19 +166,18 @@ class InstructionWriter:
         return None
 
     def load_raw(self, array: str, index: Index) -> Value:
-        kind = self.at.layout.kinds[array]
         stride = self.at.lane_stride(index)
         if stride == 0:
-            return self.b.load(self.at.of(array, index), kind)
+            return self.at.of(array, index).load()
         if stride == 1:
-            return self.b.load(self.at.of(array, index), kind, self.at.lanes)
+            return self.at.of(array, index).load(0, self.at.lanes)
         if stride == -1:
-            return self.b.reverse(self.b.load(self.at.of_last_lane(array, index), kind, self.at.lanes))
-        return self.b.gathered([self.b.load(place, kind) for place in self.at.of_lanes(array, index, stride)])
+            return self.b.reverse(self.at.of_last_lane(array, index).load(0, self.at.lanes))
+        return self.b.gathered([place.load() for place in self.at.of_lanes(array, index, stride)])
 
     def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> Value:
         """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
-        b, kind = self.b, self.at.layout.kinds[array]
+        b, whole = self.b, self.at.arrays[array]
         base = self.at.offset(index)
         apart = [each for each in by if self.values[each[0]].lanes > 1]
         wanted: Value | None = None
@@ -178,18 +187,17 @@ class InstructionWriter:
                 inside = b.icmp("ult", self.values[name], extent)
                 wanted = inside if wanted is None else b.and_(wanted, inside)
         stride = self.at.lane_stride(index)
-        alone = self.plan.reads_runs and stride == 0 and len(apart) == 1
+        alone = CONTIGUOUS_RUNS in self.plan.uses and stride == 0 and len(apart) == 1
         if alone and (run := Run.of(*apart[0], self.iotas)) is not None:
-            memory = RunMemory(self.at.pointers[array], kind, self.plan.kernel.buffer(array).size, base)
-            return run.read(b, memory, wanted, self.at.lanes)
-        first = b.element(self.at.pointers[array], kind, base)
+            return run.read(whole, self.plan.kernel.buffer(array).size, base, wanted, self.at.lanes)
+        first = whole.at(base)
         if not apart and stride in (0, 1):
-            return b.load(first, kind, self.at.lanes if stride else 1)
+            return first.load(0, self.at.lanes if stride else 1)
         iota = b.mul(b.iota("i64", range(self.at.lanes)), stride)
         offsets = [b.mul(self._held(self.values[name], extent), step) for name, step, extent in apart]
         total = reduce(b.add, offsets, iota)
-        places = [b.element(first, kind, b.extract(total, lane)) for lane in range(self.at.lanes)]
-        return b.gathered([b.load(place, kind) for place in places])
+        places = [first.at(b.extract(total, lane)) for lane in range(self.at.lanes)]
+        return b.gathered([place.load() for place in places])
 
     def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
@@ -198,23 +206,24 @@ class InstructionWriter:
     def _store(self, array: str, index: Index, raw: Value) -> None:
         stride = self.at.lane_stride(index)
         if stride == 0:
-            self.b.store(self.b.extract(raw, 0), self.at.of(array, index))
+            self.at.of(array, index).store(self.b.extract(raw, 0))
         elif stride == 1 and self.mask is None:
             write = self.b.store_nontemporal if self.nontemporal else self.b.store
-            write(raw, self.at.of(array, index))
+            write(raw, self.at.of(array, index).pointer)
         elif stride == -1 and self.mask is None:
-            self.b.store(self.b.reverse(raw), self.at.of_last_lane(array, index))
+            value = self.b.reverse(raw)
+            self.at.of_last_lane(array, index).store(value)
         elif stride == 1 and self.mask is not None and not self._has_few_fresh_lanes:
             place = self.at.of(array, index)
-            self.b.store(self.b.select(self.mask, raw, self.b.load(place, raw.kind, raw.lanes)), place)
+            place.store(self.b.select(self.mask, raw, place.load(0, raw.lanes)))
         elif self.mask is not None and is_symsize(self.plan.width % self.at.lanes):
             for lane, place in enumerate(self.at.of_lanes(array, index, stride)):
-                old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)
-                self.b.store(self.b.select(self.b.extract(self.mask, lane), new, old), place)
+                old, new = place.load(), self.b.extract(raw, lane)
+                place.store(self.b.select(self.b.extract(self.mask, lane), new, old))
         else:
             skipped = 0 if self.mask is None else self.at.lanes - self.plan.width % self.at.lanes
             for lane, place in enumerate(self.at.of_lanes(array, index, stride, skipped), skipped):
-                self.b.store(self.b.extract(raw, lane), place)
+                place.store(self.b.extract(raw, lane))
 
     @property
     def _has_few_fresh_lanes(self) -> bool:
@@ -228,18 +237,17 @@ class InstructionWriter:
         inside = TRUE
         for name, _, extent in instruction.by:
             inside = b.and_(inside, b.icmp("ult", self.values[name], self.b.const("i64", extent)))
-        scatters.ScatterPut(
+        scatters.put(
             instruction.op,
-            self.plan.kernel.buffer(instruction.buffer).dtype,
-            self.dtypes[instruction.value],
             self.vector(instruction.value),
+            self.dtypes[instruction.value],
             self.at.of(instruction.buffer, instruction.index),
             instruction.index.stride(self.at.vector_axis),
             scatters.offset(b, [(self.values[name], stride) for name, stride, _ in instruction.by]),
             inside,
             self.mask,
-            self.at.pointers[scatters.nowhere(instruction.buffer)],
-        ).write(b)
+            self.at.arrays[scatters.nowhere(instruction.buffer)],
+        )
 
     # Reductions up to a point.
 
@@ -257,12 +265,12 @@ class InstructionWriter:
         b, state, dtype = self.b, self._state(scan), self.dtypes[scan.value]
         value = self._counted(cast(b, self.vector(scan.value), dtype, state.dtype), scan.op, state.dtype)
         place = self.at.of(state.name, state.index)
-        kept = from_memory(b, b.load(place, self.at.layout.kinds[state.name], self.at.lanes), state.dtype)
+        kept = place.load_as(state.dtype, 0, self.at.lanes)
         begins = b.icmp("eq", self.at.axes[scan.axis], 0)
         before = b.select(begins, reductions.start(b, scan.op, state.dtype, self.at.lanes), kept)
         scanned = reductions.run_on(b, scan.op, state.dtype, before, value)
         after = scanned if self.mask is None else b.select(self.mask, scanned, kept)
-        b.store(to_memory(b, after, state.dtype), place)
+        place.store(to_memory(b, after, state.dtype))
         self.values[scan.out] = cast(b, scanned, state.dtype, dtype)
 
     def _state(self, scan: Scan) -> scans.State:
@@ -304,27 +312,21 @@ class InstructionWriter:
         self.mask = mask
 
 
-@dataclass(slots=True)
 class PointCode:
     """The instructions beside a kernel's contractions, at the points of loops that a schedule writes: given the vector
     of a contraction at some points, those for the rest. The writer of the loops sets the axes, except for the last of
-    the cols, in `at.axes`. Values that do not change along cols are computed once per row."""
+    the cols, in `axes`. Values that do not change along cols are computed once per row."""
 
-    at: Addresses
-    code: InstructionWriter
-    inside: tuple[Instruction, ...]  # what is done at every point
-    outside: tuple[Instruction, ...]  # and once per row
+    __slots__ = ("at", "axes", "b", "code", "inside", "outside")
 
-    @classmethod
-    def of(cls, b: Builder, kernel: Kernel, body: Sequence[Instruction], lanes: int = 1) -> "PointCode":
+    def __init__(self, b: Builder, kernel: Kernel, body: Sequence[Instruction], lanes: int = 1) -> None:
         """Of `body`, which is of the kernel's first stage. Reads the buffers' addresses where it stands."""
-        plan = SchedulePlan(kernel, lanes=lanes)
-        at = Addresses(b, plan, WorkspaceLayout.of(plan))
-        at.load_pointers()
+        loops = LoopSchedule(kernel, lanes=lanes)
+        self.b, self.at = b, Addresses.begin(b, kernel, Workspace.of_loops(loops))
+        self.axes, self.code = self.at.axes, InstructionWriter.of(b, loops, self.at)
         moving = {id(i) for i in loop_variant(kernel, kernel.stages[0])}
-        inside = tuple(i for i in body if id(i) in moving)
-        outside = tuple(i for i in body if id(i) not in moving)
-        return cls(at, InstructionWriter.of(b, plan, at), inside, outside)
+        self.inside = tuple(i for i in body if id(i) in moving)  # what is done at every point
+        self.outside = tuple(i for i in body if id(i) not in moving)  # and once per row
 
     def begin_row(self, packed: Container[Instruction] = ()) -> None:
         """Compute the row values at the current position of the row axes. `packed`: loads whose values `write` is

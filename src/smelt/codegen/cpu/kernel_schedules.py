@@ -13,7 +13,7 @@ from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
-from smelt.codegen.cpu.entry_points import ENTRY
+from smelt.codegen.cpu.entry_points import ENTRY, KernelFunctions
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.builder import FALSE, TRUE, Builder
 from smelt.codegen.loops.runtime_sizes import Sizes
@@ -25,31 +25,33 @@ from smelt.symbolic.symsize import greater
 Limit = tuple[tuple[Size, str, int], ...]  # comparisons of dynamic sizes: at least one must hold
 
 
-def _nothing(problem: Any, target: Target) -> tuple[Limit, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
-class ProblemSchedule:
+class Schedule:
     """A way to compute a problem. `cycles` are those of the example, `needs` what it must be given at a launch."""
 
     name: str
     why: str  # one would choose it
     why_not: Callable[[Any, Target], str | None]
     cycles: Callable[[Any, Target], float]
-    write: Callable[[str, Any, Target, Sizes], EntryCode]
-    needs: Callable[[Any, Target], tuple[Limit, ...]] = _nothing
+    write: Callable[[KernelFunctions, Any], EntryCode]
+    needs: Callable[[Any, Target], tuple[Limit, ...]] = lambda problem, target: ()
+
+    @property
+    def row(self) -> Row:
+        """For the map of the compiler."""
+        return Row(self.name, "kernel", "schedule", self.why_not, self.why)
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemPlan:
-    """A kernel and how it is computed: by the `fallback` where one of the `limits` does not hold."""
+class Scheduled:
+    """A kernel as a problem, and the schedule that computes it: the `fallback` does where one of the `limits` does not
+    hold."""
 
     kernel: Kernel
     problem: Any
-    schedule: ProblemSchedule
+    schedule: Schedule
     limits: tuple[Limit, ...] = ()
-    fallback: ProblemSchedule | None = None
+    fallback: "Scheduled | None" = None
 
     def cycles(self, target: Target) -> float:
         """About how many of a thread it takes."""
@@ -58,11 +60,13 @@ class ProblemPlan:
     def emit(self, symbol: str, target: Target) -> EntryCode:
         """The functions under the name `symbol`."""
         sizes = Sizes(len(self.kernel.parameters))
+        return replace(self._write(symbol, target, sizes), sizes=tuple(sizes.params))
+
+    def _write(self, symbol: str, target: Target, sizes: Sizes) -> EntryCode:
         if not self.limits or self.fallback is None:
-            return replace(self.schedule.write(symbol, self.problem, target, sizes), sizes=tuple(sizes.params))
-        names = f"{symbol}.0", f"{symbol}.1"
-        first = self.schedule.write(names[0], self.problem, target, sizes)
-        other = self.fallback.write(names[1], self.problem, target, sizes)
+            return self.schedule.write(KernelFunctions(symbol, target, sizes), self.problem)
+        first = replace(self, limits=())._write(f"{symbol}.0", target, sizes)
+        other = self.fallback._write(f"{symbol}.1", target, sizes)
         entry, fits = Builder(target, symbol, sizes), TRUE
         for limit in self.limits:
             holds = FALSE
@@ -73,17 +77,12 @@ class ProblemPlan:
         def launch(name: str) -> None:  # by name: addresses of what others see are not linked
             entry.call(name, *ENTRY)
 
-        entry.choice(fits, lambda: launch(names[0]), lambda: launch(names[1]))
+        entry.choice(fits, lambda: launch(f"{symbol}.0"), lambda: launch(f"{symbol}.1"))
         return EntryCode(
             (*first.functions, *other.functions, entry.function(symbol, ENTRY, "entry")),
-            tuple({**dict(first.helpers), **dict(other.helpers)}.items()),
+            tuple({each.name: each for each in (*first.helpers, *other.helpers)}.values()),
             greater(first.per_thread_workspace, other.per_thread_workspace),
-            tuple(sizes.params),
         )
-
-
-def _no_limits(problem: Any, best: ProblemSchedule, target: Target) -> tuple[Limit, ...]:
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +93,9 @@ class ProblemKind:
     takes: Callable[[Kernel], bool]
     why_no_problem: Callable[[Kernel], str | None]
     problem_of: Callable[[Kernel], Any]
-    schedules: tuple[ProblemSchedule, ...]
-    fallback: ProblemSchedule | None = None
-    limits: Callable[[Any, ProblemSchedule, Target], Iterable[Limit]] = _no_limits
+    schedules: tuple[Schedule, ...]
+    fallback: Schedule | None = None
+    limits: Callable[[Any, Schedule, Target], Iterable[Limit]] = lambda problem, best, target: ()
 
     def why_not(self, kernel: Kernel, target: Target) -> str | None:
         """Why there is no code for a kernel; None if there is."""
@@ -107,7 +106,7 @@ class ProblemKind:
         reasons = [schedule.why_not(problem, target) for schedule in self.schedules]
         return None if None in reasons else "; ".join(f"{each}" for each in dict.fromkeys(reasons))
 
-    def plan(self, kernel: Kernel, target: Target, only: str | None = None) -> ProblemPlan:
+    def plan(self, kernel: Kernel, target: Target, only: str | None = None) -> Scheduled:
         """The schedule of a kernel that `why_not` has nothing against; with `only`, the one of that name, wherever it
         can be run."""
         problem = None if self.why_no_problem(kernel) else self.problem_of(kernel)
@@ -117,12 +116,8 @@ class ProblemKind:
             reason = self.why_not(kernel, target) or f"the schedule {only} does not take it"
             raise ValueError(f"kernel {kernel.name}: {reason}")
         best = min(fitting, key=lambda each: each.cycles(problem, target))
-        if best is self.fallback:
-            return ProblemPlan(kernel, problem, best)
+        if self.fallback is None or best is self.fallback:
+            return Scheduled(kernel, problem, best)
         limits = () if only is not None else self.limits(problem, best, target)
-        return ProblemPlan(kernel, problem, best, (*best.needs(problem, target), *limits), self.fallback)
-
-    @property
-    def rows(self) -> list[Row]:
-        """The schedules, for the map of the compiler."""
-        return [Row(each.name, "kernel", "schedule", each.why_not, each.why) for each in self.schedules]
+        fallback = Scheduled(kernel, problem, self.fallback)
+        return Scheduled(kernel, problem, best, (*best.needs(problem, target), *limits), fallback)

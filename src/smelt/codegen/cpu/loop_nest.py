@@ -6,8 +6,8 @@ axis, its last vector overlaps the previous one, so nothing runs lane by lane:
 
     13 columns, 8 lanes:   0…7, then 5…12     (a reduction ignores lanes 5…7 the second time)
 
-`addresses` computes where elements are, `instructions` writes the operations at a point, `loop_reductions` carries
-reductions.
+`addresses` computes where elements are, `instructions` writes the operations at a point. Loops carry reductions as
+partial results in lanes; every few hundred elements, those of a long row are added to a double.
 """
 
 import contextlib
@@ -17,14 +17,13 @@ from dataclasses import field
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu import loop_reductions, row_accumulators, scatters, transpose_tiles
-from smelt.codegen.cpu.addresses import Addresses, WorkspaceLayout
-from smelt.codegen.cpu.instructions import InstructionWriter
-from smelt.codegen.cpu.loop_reductions import LoopReduction
+from smelt.codegen.cpu import row_accumulators, scatters, transpose_tiles
+from smelt.codegen.cpu.addresses import Addresses, Workspace
+from smelt.codegen.cpu.instructions import InstructionWriter, LoopReduction
 from smelt.codegen.cpu.online_softmax import BLOCK, block_of
 from smelt.codegen.cpu.schedule import (
-    Accumulator,
-    SchedulePlan,
+    PIPELINE_LOADS,
+    LoopSchedule,
     Split,
     asking,
     compute_bound,
@@ -36,7 +35,7 @@ from smelt.codegen.cpu.schedule import (
 )
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.arrays import Array, positions
-from smelt.codegen.loops.builder import Builder, param
+from smelt.codegen.loops.builder import Builder, Loop, param
 from smelt.ir.kernel import Axis, Compute, Instruction, Load, Reduce, Scan, Scatter, Stage, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
@@ -54,12 +53,12 @@ class LoopNest:
     """The state of writing one part."""
 
     b: Builder
-    plan: SchedulePlan
+    plan: LoopSchedule
     at: Addresses
     code: InstructionWriter
     edges: tuple[Value, Value] | None = None  # of the tile being written, along the vector axis
     point: Value = _NOWHERE  # of the loop over rows, flattened
-    next_row: list[Value] = field(default_factory=list)  # addresses of what the next row begins with
+    next_row: list[Array] = field(default_factory=list)  # what the next row begins with
     prefetched: list[Load] = field(default_factory=list)  # reads of the loop being written to prefetch
     flush_every: int = BLOCK  # elements summed in f32, in the loop being written, before the sum moves on into f64
     prefetch_by: int = 0  # how many elements before; 0 for as many bytes as the target says
@@ -67,15 +66,15 @@ class LoopNest:
     pipelined: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
 
     @classmethod
-    def of(cls, b: Builder, plan: SchedulePlan, layout: WorkspaceLayout) -> "LoopNest":
-        at = Addresses(b, plan, layout)
+    def of(cls, b: Builder, plan: LoopSchedule, workspace: Workspace) -> "LoopNest":
+        """Reads the buffers' addresses where it stands."""
+        at = Addresses.begin(b, plan.kernel, workspace)
         return cls(b, plan, at, InstructionWriter.of(b, plan, at))
 
     # Rows.
 
     def write(self) -> None:
-        """The whole part, from loading pointers to the end of its loops."""
-        self.at.load_pointers()
+        """The loops of a part."""
         first, last = param("first"), param("last")
         rows = self.plan.kernel.rows
         match self.plan.split:
@@ -163,21 +162,20 @@ class LoopNest:
             for axis, number, side in zip((tile.down, tile.along), tile.blocks, (tile.height, tile.width), strict=True)
         )
         self.at.axes[tile.down.name], self.at.axes[tile.along.name] = top, left
-        whole = dict(self.at.pointers)
+        whole = dict(self.at.arrays)
         for each in tile.transposed:
-            dtype = self.plan.kernel.buffer(each.square).dtype
-            source, square = (Array(self.b, whole[name], dtype) for name in (each.source.buffer, each.square))
+            source, square = whole[each.source.buffer], whole[each.square]
             stride = each.source.index.stride(tile.along.name)
             transpose_tiles.transpose(tile, source.at(self.at.offset(each.source.index)), square, stride)
             # Rows find their place in the square as if it reached back to where the axes start.
             before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
-            self.at.pointers[each.square] = square.at(before).pointer
+            self.at.arrays[each.square] = square.at(before)
         self.edges = (left, self.b.add(left, tile.width))
         if tile.nontemporal:
             self._tile_in_lines(tile, top)
         else:
             self._tile_rows(tile, top)
-        self.at.pointers = whole
+        self.at.arrays = whole
 
     def _tile_rows(self, tile: transpose_tiles.Tile, top: Value) -> None:
         with self.b.loop(top, self.b.add(top, tile.height)) as self.at.axes[tile.down.name]:
@@ -187,7 +185,8 @@ class LoopNest:
         """Write the rows of a tile by non-temporal stores, if they start at cache lines."""
         self.at.rows.clear()
         stores = [i for i in self.plan.kernel.instructions() if isinstance(i, Store)]
-        whole = transpose_tiles.whole_lines(self.b, [self.at.of(each.buffer, each.index) for each in stores])
+        places = [self.at.of(each.buffer, each.index).pointer for each in stores]
+        whole = transpose_tiles.whole_lines(self.b, places)
 
         def rows(nontemporal: bool) -> None:
             self.code.nontemporal = nontemporal
@@ -215,7 +214,7 @@ class LoopNest:
         self._hold_next_row(stage)
         self.prefetch_by = prefetch_by
         self.prefetched = prefetched(self.plan, stage) if prefetch_by or self.b.target.prefetch_distance else []
-        pipelines = self.plan.pipelines_loads and self.edges is None
+        pipelines = PIPELINE_LOADS in self.plan.uses and self.edges is None
         self.pipelined = pipelined_loads(self.plan.kernel, stage, self.b.target) if pipelines else []
 
     def _loop_stage(self, stage: Stage) -> None:
@@ -229,7 +228,7 @@ class LoopNest:
         self.at.lanes = 1
         for fold in started:
             if isinstance(fold.instruction, Reduce):
-                self.code.values[fold.instruction.out] = loop_reductions.finish(self.b, fold)
+                self.code.values[fold.instruction.out] = self._finished(fold)
 
     def start(self, instruction: Reduce | Scan) -> LoopReduction:
         dtype = self.code.dtypes[instruction.value]
@@ -241,22 +240,47 @@ class LoopNest:
             fold.f64_accumulator = self.b.const("f64", 0.0)
         return fold
 
+    def _begin(
+        self, first: Value, last: Value, step: int, started: list[LoopReduction], more: Sequence[Value] = ()
+    ) -> tuple[Loop, list[Value]]:
+        """A loop that carries reductions and `more`, and the values of those."""
+        loop = self.b.begin(first, last, step, [*_carried(started), *more])
+        return loop, _assign(started, loop.values)
+
+    def _flush(self, started: list[LoopReduction]) -> None:
+        """Add partial f32 sums to their f64 accumulators."""
+        for fold in started:
+            if fold.f64_accumulator is not None:
+                fold.f64_accumulator = self._whole(fold, fold.f64_accumulator)
+                fold.partial = reductions.start(self.b, "sum", fold.dtype, self.plan.lanes)
+
+    def _whole(self, fold: LoopReduction, before: Value) -> Value:
+        total = reductions.reduce_lanes(self.b, "sum", fold.dtype, fold.partial)
+        return self.b.fadd(before, self.b.convert("fpext", total, "f64"))
+
+    def _finished(self, fold: LoopReduction) -> Value:
+        """The result of a reduction, once its loops are done."""
+        if fold.f64_accumulator is not None:
+            return self.b.convert("fptrunc", self._whole(fold, fold.f64_accumulator), "f32")
+        assert isinstance(fold.instruction, Reduce)
+        return reductions.reduce_lanes(self.b, fold.instruction.op, fold.dtype, fold.partial)
+
     def _hold_next_row(self, stage: Stage) -> None:
         """Compute, in the loop that prefetches it, the addresses of the next row's first reads."""
         self.next_row = []
         for load in self.plan.fetched if stage is asking(self.plan.kernel) else ():
             further = load.index.stride(self.plan.kernel.rows[-1].name) * self.plan.fetched_rows
             here = self.at.of_row(load.buffer, load.index)
-            self.next_row.append(self.b.element(here, self.at.layout.kinds[load.buffer], self.number(further)))
+            self.next_row.append(here.at(self.number(further)))
 
     def _fetch(self, column: Value) -> None:
         """Prefetch every cache line that a vector of this loop reads, each at its distance."""
         starts: list[tuple[Load, Value]] = []
-        for load, start in zip(self.plan.fetched, self.next_row, strict=False):
+        for load, row in zip(self.plan.fetched, self.next_row, strict=False):
             further = column if load.index.stride(self.at.vector_axis) == 1 else self.b.sub(0, column)
-            starts.append((load, self.b.element(start, self.at.layout.kinds[load.buffer], further)))
+            starts.append((load, row.at(further).pointer))
         for load in self.prefetched:
-            here = self.at.of(load.buffer, load.index)
+            here = self.at.of(load.buffer, load.index).pointer
             distance = self.prefetch_by * self.plan.kernel.buffer(load.buffer).dtype.itemsize
             distance = (distance or self.b.target.prefetch_distance) * load.index.stride(self.at.vector_axis)
             starts.append((load, self.b.element(here, "i8", distance)))
@@ -270,13 +294,13 @@ class LoopNest:
         if len(axes) <= 1:
             self._vectors(inside, axes[0] if axes else None, started)
             return
-        loop = loop_reductions.begin(self.b, self.number(0), self.number(axes[0].size), 1, started)
+        loop, _ = self._begin(self.number(0), self.number(axes[0].size), 1, started)
         self.at.axes[axes[0].name] = loop.index
         self._nest(inside, axes[1:], started)
         outermost = len(axes) == len(self.plan.kernel.cols)
         if outermost or product(axis.size for axis in axes[1:]) >= _FLUSH_WORTH:
-            loop_reductions.flush(self.b, self.plan.lanes, started)
-        loop_reductions.end(loop, started)
+            self._flush(started)
+        _assign(started, loop.end(*_carried(started)))
 
     def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[LoopReduction]) -> None:
         """The innermost loop, in whole vectors, and the overlapping last one."""
@@ -303,13 +327,13 @@ class LoopNest:
             loop.end(*held)
         elif self.in_blocks or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
             block = block_of(self.at.lanes) if self.in_blocks else self.flush_every // self.at.lanes * self.at.lanes
-            outer = loop_reductions.begin(self.b, self.number(0), self.number(full), block, started)
+            outer, _ = self._begin(self.number(0), self.number(full), block, started)
             stop = self.b.smin(self.b.add(outer.index, block), full)
             if self.in_blocks:
                 self.begin_block(outer.index)
             self.run(inside, name, outer.index, stop, started)
-            loop_reductions.flush(self.b, self.plan.lanes, started)
-            loop_reductions.end(outer, started)
+            self._flush(started)
+            _assign(started, outer.end(*_carried(started)))
         else:
             stop = self.number(size if overlaps else full)
             self.run(inside, name, self.number(0), stop, started, size if overlaps else None)
@@ -333,23 +357,17 @@ class LoopNest:
         return self.b.smin(column, size - self.at.lanes)
 
     def run(
-        self,
-        inside: list[Instruction],
-        name: str,
-        first: Value,
-        last: Value,
-        started: list[LoopReduction],
+        self, inside: list[Instruction], name: str, first: Value, last: Value, started: list[LoopReduction],
         size: Size | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
         most = self.b.sub(last, self.at.lanes) if self.pipelined else last
         held = self._read_pipelined(name, first, most)
-        loop = self.b.begin(first, last, self.at.lanes, [*loop_reductions.carried(started), *held], guard=False)
-        loop_reductions.assign(started, loop.values)
+        loop, early = self._begin(first, last, self.at.lanes, started, held)
         held = self._read_pipelined(name, self.b.add(loop.index, self.at.lanes) if self.pipelined else first, most)
-        self.code.read = dict(zip(self.pipelined, loop.values[len(loop.values) - len(held) :], strict=True))
+        self.code.read = dict(zip(self.pipelined, early, strict=True))
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
-        loop_reductions.assign(started, loop.end(*loop_reductions.carried(started), *held))
+        _assign(started, loop.end(*_carried(started), *held))
 
     def _read_pipelined(self, name: str, column: Value, most: Value) -> list[Value]:
         """The loads that the loop issues one vector early, at `column` or at the last one."""
@@ -369,7 +387,7 @@ class LoopNest:
         """Which lanes of the last vector were not seen before: the last `fresh` ones."""
         if is_symsize(fresh):
             return self.b.icmp("sge", self.b.iota("i64", range(self.at.lanes)), self.at.lanes - fresh)
-        return self.b.flags([lane >= self.at.lanes - fresh for lane in range(self.at.lanes)])
+        return self.b.last_lanes(fresh, self.at.lanes)
 
     def _point(self, inside: list[Instruction], name: str, column: Value, started: list[LoopReduction]) -> None:
         """The body once, at `column` and the lanes after it."""
@@ -389,24 +407,33 @@ class LoopNest:
         self.code.read = {}
 
     def _clear(self) -> None:
-        row_accumulators.clear(self.b, self.plan.accumulators, self.at.pointers)
+        row_accumulators.clear(self.b, self.plan.accumulators, self.at.arrays)
 
     def _empty_blocks(self) -> None:
-        row_accumulators.empty_blocks(self.b, self.plan.accumulators, self.at.pointers)
+        row_accumulators.empty_blocks(self.b, self.plan.accumulators, self.at.arrays)
 
     def finish(self, parts: row_accumulators.CompiledParts | None = None) -> None:
         """Store the results of reductions over rows; with `parts`, reduce the parts in order first."""
-        results = []
-        for accumulator in self.plan.accumulators:
-            buffer = accumulator.instruction.buffer
-            dtype = self.plan.kernel.buffer(buffer).dtype
-            out = Array(self.b, self.at.pointers[buffer], dtype).at(self._unit_offset(accumulator))
-            results.append(row_accumulators.Result(accumulator, out))
-        row_accumulators.finish(self.b, results, self.at.pointers, parts)
-
-    def _unit_offset(self, accumulator: Accumulator) -> Value:
-        """The part of a result's position that the axes shared between threads contribute."""
-        index = accumulator.instruction.index
-        base = self.number(index.offset)
         apart = self.plan.unit_axes if self.plan.split is Split.INDEPENDENT_ROWS else ()
-        return self.at.add(base, self.at.terms(index, apart))
+        outs = {}
+        for fold in (accumulator.instruction for accumulator in self.plan.accumulators):
+            offset = self.at.add(self.number(fold.index.offset), self.at.terms(fold.index, apart))
+            outs[fold.buffer] = self.at.arrays[fold.buffer].at(offset)
+        row_accumulators.finish(self.b, self.plan.accumulators, self.at.arrays, outs, parts)
+
+
+def _carried(started: list[LoopReduction]) -> list[Value]:
+    """The values that a loop passes from one iteration to the next."""
+    sums = [fold.f64_accumulator for fold in started if fold.f64_accumulator is not None]
+    return [fold.partial for fold in started] + sums
+
+
+def _assign(started: list[LoopReduction], values: Sequence[Value]) -> list[Value]:
+    """Set reductions to what a loop passes on; the values that are left."""
+    left = list(values)
+    for fold in started:
+        fold.partial = left.pop(0)
+    for fold in started:
+        if fold.f64_accumulator is not None:
+            fold.f64_accumulator = left.pop(0)
+    return left

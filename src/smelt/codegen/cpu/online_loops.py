@@ -8,17 +8,24 @@ Blocks in which everything is -inf are relative to the lowest finite number, so 
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 
+from smelt.codegen.cpu.addresses import MINE, Workspace
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
+from smelt.codegen.cpu.instructions import LoopReduction
 from smelt.codegen.cpu.loop_nest import LoopNest
-from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
+from smelt.codegen.cpu.schedule import LoopSchedule, Split
+from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import BUFFERS, TRUE, param
 from smelt.codegen.loops.math import FLOAT64, OF_NEGATIVE
 from smelt.ir.kernel import Axis, Stage
 from smelt.ir.loops import Value
+from smelt.symbolic.symsize import greater, lesser
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -118,7 +125,7 @@ class OnlineNest(LoopNest):
     def _reference_of(self, column: Value) -> Array:
         """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
         number = self.b.udiv(self.b.add(column, self._block - 1), self._block)
-        return Array(self.b, self.at.pointers[REFERENCES], torch.float32).at(number)
+        return self.at.arrays[REFERENCES].at(number)
 
     def begin_block(self, column: Value) -> None:
         """The factor that makes the exponentials of a block relative to the maximum of the row."""
@@ -127,3 +134,39 @@ class OnlineNest(LoopNest):
         apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))
         factor = b.convert("fptrunc", FLOAT64["exp"](b, apart), "f32")
         self.code.values[FACTOR] = b.splat(factor, self.at.lanes)
+
+
+def write(code: KernelFunctions, loops: LoopSchedule) -> EntryCode:
+    """The functions of a kernel that is computed by loops; the entry launches the first part whose extents are long
+    enough."""
+    variants = [loops]
+    while (fallback := variants[-1].fallback) is not None:
+        variants.append(fallback)
+    names = [code.symbol, *(f"{code.symbol}.variant{number}" for number in range(1, len(variants)))]
+    workspaces = [Workspace.of_loops(each) for each in variants]
+    size = reduce(greater, [each.size for each in workspaces])
+    for name, each, workspace in zip(names, variants, workspaces, strict=True):
+        b = code.begin(name)
+        (OnlineNest if each.online else LoopNest).of(b, each, workspace).write()
+        code.functions.append(b.function(f"{name}.part", PART))
+    combines = loops.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(loops.accumulators)
+    if combines:
+        finish, chunks = code.begin(), param("chunks")
+        LoopNest.of(finish, loops, workspaces[0]).finish((chunks, size))
+        code.add(finish, "finish", (BUFFERS, MINE, chunks))
+    entry = code.begin()
+
+    def launched(place: int) -> list[Value]:
+        """The part, the maximum number of threads, and what they share out."""
+        each = variants[place]
+        most = entry.const("i64", lesser(each.threads, each.extent))
+        return [Value(f"@{names[place]}.part", "ptr"), most, entry.const("i64", each.extent)]
+
+    launch = launched(len(variants) - 1)
+    for place in reversed(range(len(variants) - 1)):
+        fits = TRUE
+        for extent, least in variants[place].needs:
+            fits = entry.and_(fits, entry.icmp("sge", entry.const("i64", extent), least))
+        launch = [entry.select(fits, one, other) for one, other in zip(launched(place), launch, strict=True)]
+    part, most, units = launch
+    return code.end(most, units, size, b=entry, part=part, finish=combines)

@@ -7,10 +7,9 @@
 Arrays are padded to whole vectors, so these loops have no tails; the padding is never stored.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import Accumulator
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.arrays import Array, positions
@@ -32,22 +31,22 @@ def padded(accumulator: Accumulator) -> Size:
     return (accumulator.size + _LANES - 1) // _LANES * _LANES
 
 
-def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
+def clear(b: Builder, accumulators: Sequence[Accumulator], arrays: Mapping[str, Array]) -> None:
     """Set every element of the private arrays to the neutral element."""
     for alike in _by_length(each for each in accumulators if each.size != 0):
         with b.loop(0, padded(alike[0]), _LANES) as place:
             for accumulator in alike:
                 for name, dtype in accumulator.arrays:
                     nothing = reductions.start(b, accumulator.instruction.op, dtype, _LANES)
-                    Array(b, pointers[name], dtype).store(to_memory(b, nothing, dtype), place)
+                    arrays[name].store(to_memory(b, nothing, dtype), place)
 
 
-def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
+def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], arrays: Mapping[str, Array]) -> None:
     """The f32 sums of the last rows into the f64 sums of all."""
     for alike in _by_length(each for each in accumulators if each.blocked):
         with b.loop(0, padded(alike[0]), _LANES) as place:
             for accumulator in alike:
-                block, fold = (Array(b, pointers[name], dtype).at(place) for name, dtype in accumulator.arrays[::-1])
+                block, fold = (arrays[name].at(place) for name, _ in accumulator.arrays[::-1])
                 recent = block.load_as(fold.dtype, 0, _LANES)
                 fold.store(b.fadd(fold.load(0, _LANES), recent))
                 block.store(block.zero(_LANES))
@@ -65,68 +64,56 @@ def _by_length(accumulators: Iterable[Accumulator]) -> list[list[Accumulator]]:
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Where an accumulator's results are stored, and as what."""
-
-    accumulator: Accumulator
-    out: Array
-
-    @property
-    def straight(self) -> bool:
-        axes, index = self.accumulator.axes, self.accumulator.instruction.index
-        return len(axes) == 1 and index.stride(axes[0].name) == 1
-
-    def store(self, b: Builder, total: Value, position: Value) -> None:
-        """At `position` of the dense private array."""
-        dtype, axes = self.accumulator.value_dtype, self.accumulator.axes
-        value = cast(b, cast(b, total, self.accumulator.dtype, dtype), dtype, self.out.dtype)
-        index = replace(self.accumulator.instruction.index, offset=0)
-        self.out.at_index(index, positions(b, axes, position)).store(to_memory(b, value, self.out.dtype))
-
-
-def finish(b: Builder, results: Sequence[Result], pointers: dict[str, Value], parts: CompiledParts | None) -> None:
-    """Store results; with `parts`, reduce the parts in order first."""
-    whole = [each for each in results if each.accumulator.size != 0]
+def finish(
+    b: Builder, accumulators: Iterable[Accumulator], arrays: Mapping[str, Array], outs: Mapping[str, Array],
+    parts: CompiledParts | None,
+) -> None:  # fmt: skip
+    """Store results in `outs`, by their buffers; with `parts`, reduce the parts in order first."""
+    by_buffer = {each.instruction.buffer: each for each in accumulators if each.size != 0}
     for straight in (True, False):
-        by_buffer = {each.accumulator.instruction.buffer: each for each in whole if each.straight is straight}
-        for alike in _by_length(each.accumulator for each in by_buffer.values()):
-            _finish([by_buffer[each.instruction.buffer] for each in alike], straight, b, pointers, parts)
+        for alike in _by_length(each for each in by_buffer.values() if _is_straight(each) is straight):
+            size = alike[0].size
+            whole = size // _LANES * _LANES if straight else 0
+            for first, last, lanes in ((0, whole, _LANES), (whole, size, 1)):
+                unsure = is_symsize(last - first)
+                if unsure or first != last:
+                    with b.loop(first, last, lanes, guard=unsure) as position:
+                        totals = _totals(b, alike, arrays, position, lanes, parts)
+                        for each, total in zip(alike, totals, strict=True):
+                            _store(each, total, outs[each.instruction.buffer], position)
 
 
-def _finish(
-    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, Value], parts: CompiledParts | None
-) -> None:
-    """Of results as long as each other."""
-    size = results[0].accumulator.size
-    whole = size // _LANES * _LANES if straight else 0
-    for first, last, lanes in ((0, whole, _LANES), (whole, size, 1)):
-        unsure = is_symsize(last - first)
-        if not unsure and first == last:
-            continue
-        with b.loop(first, last, lanes, guard=unsure) as position:
-            totals = _totals(b, [each.accumulator for each in results], pointers, position, lanes, parts)
-            for result, total in zip(results, totals, strict=True):
-                result.store(b, total, position)
+def _is_straight(accumulator: Accumulator) -> bool:
+    """Whether results are side by side."""
+    axes, index = accumulator.axes, accumulator.instruction.index
+    return len(axes) == 1 and index.stride(axes[0].name) == 1
+
+
+def _store(accumulator: Accumulator, total: Value, out: Array, position: Value) -> None:
+    """At `position` of the dense private array."""
+    b, dtype = out.b, accumulator.value_dtype
+    value = cast(b, cast(b, total, accumulator.dtype, dtype), dtype, out.dtype)
+    index = replace(accumulator.instruction.index, offset=0)
+    out.at_index(index, positions(b, accumulator.axes, position)).store(to_memory(b, value, out.dtype))
 
 
 def _totals(
     b: Builder,
     accumulators: Sequence[Accumulator],
-    pointers: dict[str, Value],
+    arrays: Mapping[str, Array],
     position: Value,
     lanes: int,
     parts: CompiledParts | None,
 ) -> list[Value]:
-    arrays = [Array(b, pointers[name], dtype).at(position) for name, dtype in (each.arrays[0] for each in accumulators)]
-    totals = [array.load_as(array.dtype, 0, lanes) for array in arrays]
+    folds = [arrays[each.arrays[0][0]].at(position) for each in accumulators]
+    totals = [array.load_as(array.dtype, 0, lanes) for array in folds]
     if parts is None:
         return totals
     count, apart = parts
     loop = b.begin(1, count, 1, totals, guard=True)
     further = b.mul(loop.index, apart)
     folded = []
-    for each, array, total in zip(accumulators, arrays, loop.values, strict=True):
+    for each, array, total in zip(accumulators, folds, loop.values, strict=True):
         there = Array(b, b.element(array.pointer, "i8", further), array.dtype)
         value = there.load_as(array.dtype, 0, lanes)
         folded.append(reductions.combine(b, each.instruction.op, array.dtype, total, value))

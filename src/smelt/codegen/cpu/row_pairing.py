@@ -16,7 +16,7 @@ Adjacent rows would be slower: each stream would have gaps, which defeat the har
 from collections.abc import Iterator
 from dataclasses import replace
 
-from smelt.codegen.axes import Pure, renamed
+from smelt.codegen.axes import Pure, renamed, rewritten
 from smelt.codegen.loops.reductions import COMBINE
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
@@ -30,7 +30,6 @@ from smelt.ir.kernel import (
     Load,
     Position,
     Role,
-    Stage,
     Store,
 )
 from smelt.symbolic.symsize import known_equal
@@ -57,11 +56,8 @@ class _Pairing:
 
     def run(self) -> Kernel:
         rows = (*self.kernel.rows[:-1], Axis(self.axis.name, self.half))
-        stages = tuple(
-            Stage(stage.loop, tuple(each for i in stage.body for each in self._both(i))) for stage in self.kernel.stages
-        )
         second = tuple(replace(b, name=_second(b.name)) for b in self.kernel.buffers if b.role is Role.SCRATCH)
-        return replace(self.kernel, rows=rows, buffers=(*self.kernel.buffers, *second), stages=stages)
+        return replace(rewritten(self.kernel, self._both), rows=rows, buffers=(*self.kernel.buffers, *second))
 
     def _both(self, instruction: Instruction) -> Iterator[Instruction]:
         """What an instruction becomes: itself where rows share it, else one for each of the two rows."""

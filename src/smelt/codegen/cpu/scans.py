@@ -15,10 +15,10 @@ from itertools import dropwhile
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import dense_index, reindexed, scanned
+from smelt.codegen.axes import dense_index, reindexed, rewritten, scanned
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.builder import Builder
-from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Reduce, Role, Running, Scan, Stage, neutral
+from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Reduce, Role, Running, Scan, neutral
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize
@@ -71,9 +71,9 @@ def in_blocks(kernel: Kernel) -> Kernel:
             return index
         return Index(((block.name, index.stride(inner.name) * max(sides)), *index.terms), index.offset)
 
-    stages = tuple(Stage(stage.loop, tuple(reindexed(i, cut) for i in stage.body)) for stage in kernel.stages)
     cols = (*kernel.cols[:-1], Axis(inner.name, max(sides)))
-    return replace(kernel, rows=(*kernel.rows, block), cols=cols, stages=stages)
+    cut_kernel = rewritten(kernel, lambda i: [reindexed(i, cut)])
+    return replace(cut_kernel, rows=(*kernel.rows, block), cols=cols)
 
 
 # Code.

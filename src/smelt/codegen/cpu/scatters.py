@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import BUCKETS
 from smelt.codegen.loops import reductions
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.scalars import cast, from_memory, to_memory
 from smelt.ir.kernel import Reduction
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
@@ -41,49 +41,30 @@ def bucket(b: Builder, by: Sequence[tuple[Value, Size]]) -> Value:
     return b.lshr(b.mul(offset(b, by), _MIX - (1 << 64)), 64 - (BUCKETS - 1).bit_length())
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterPut:
-    """A write: `first` is the address of the first lane if all places are 0, `step` the stride to the next lane."""
+def put(
+    op: Reduction | None, value: Value, dtype: torch.dtype, first: Array, step: Size, offset: Value, inside: Value,
+    mask: Value | None, nowhere: Array,
+) -> None:  # fmt: skip
+    """Write a `value` of a `dtype`. `first` is the element of the first lane if all places are 0, `step` the stride to
+    the next lane; `mask` says which lanes count."""
+    b, lanes = first.b, value.lanes
 
-    op: Reduction | None
-    dtype: torch.dtype  # of the buffer
-    value_dtype: torch.dtype
-    value: Value
-    first: Value
-    step: Size
-    offset: Value
-    inside: Value
-    mask: Value | None  # lanes that count
-    nowhere: Value
+    def one(value: Value, place: Array, counts: Value, mask: Value | None) -> None:
+        where = Array(b, b.select(counts, place.pointer, nowhere.pointer), first.dtype)
+        raw = where.load(0, value.lanes) if op is not None or mask is not None else None
+        if op is not None and raw is not None:
+            old = cast(b, from_memory(b, raw, first.dtype), first.dtype, dtype)
+            value = reductions.combine(b, op, dtype, old, value)
+            value = cast(b, value, dtype, first.dtype)
+        new = to_memory(b, value, first.dtype)
+        where.store(new if mask is None or raw is None else b.select(mask, new, raw))
 
-    def write(self, b: Builder) -> None:
-        lanes = self.value.lanes
-        together = isinstance(self.step, int) and self.step == 1 and self.offset.lanes == self.inside.lanes == 1
-        if lanes == 1 or together:
-            where = self._chosen(b, self._element(b, self.first, self.offset), self.inside)
-            self._put(b, self.value, where, lanes, self.mask)
-            return
-        for lane in range(lanes):
-            further = b.const("i64", self.step * lane)
-            place = self._element(b, self._element(b, self.first, further), b.extract(self.offset, lane))
-            counts = b.extract(self.inside, lane)
-            if self.mask is not None:
-                counts = b.and_(counts, b.extract(self.mask, lane))
-            self._put(b, b.extract(self.value, lane), self._chosen(b, place, counts), 1, None)
-
-    def _element(self, b: Builder, base: Value, further: Value) -> Value:
-        return b.element(base, memory_kind(self.dtype), further)
-
-    def _chosen(self, b: Builder, place: Value, counts: Value) -> Value:
-        return b.select(counts, place, self.nowhere)
-
-    def _put(self, b: Builder, value: Value, where: Value, lanes: int, mask: Value | None) -> None:
-        kind = memory_kind(self.dtype)
-        raw = b.load(where, kind, lanes) if self.op is not None or mask is not None else None
-        if self.op is not None and raw is not None:
-            old = cast(b, from_memory(b, raw, self.dtype), self.dtype, self.value_dtype)
-            value = cast(b, reductions.combine(b, self.op, self.value_dtype, old, value), self.value_dtype, self.dtype)
-        new = to_memory(b, value, self.dtype)
-        if mask is not None and raw is not None:
-            new = b.select(mask, new, raw)
-        b.store(new, where)
+    if lanes == 1 or (isinstance(step, int) and step == 1 and offset.lanes == inside.lanes == 1):
+        one(value, first.at(offset), inside, mask)
+        return
+    for lane in range(lanes):
+        place = first.at(b.const("i64", step * lane)).at(b.extract(offset, lane))
+        counts = b.extract(inside, lane)
+        if mask is not None:
+            counts = b.and_(counts, b.extract(mask, lane))
+        one(b.extract(value, lane), place, counts, None)

@@ -1,4 +1,4 @@
-"""`SchedulePlan`: how a kernel's loops run on a target, and queries of kernels that passes and loops share.
+"""`LoopSchedule`: how a kernel's loops run on a target, and queries of kernels that passes and loops share.
 
     rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no reductions
     → rows() cols(j:32768), 16 lanes, split over cols
@@ -58,6 +58,12 @@ _LONG_WORTH = 1 << 18  # points: some ten microseconds at each call, what four v
 _LONG_MATH_WORTH = 1 << 14  # points of functions, which take up to 1.6 times as long with fewer vectors in flight
 
 
+# How memory is read.
+PREFETCH = "prefetch"  # by loops that read one array (`prefetched`)
+PIPELINE_LOADS = "pipeline loads"  # one vector early, by loops with much to compute (`pipelined_loads`)
+CONTIGUOUS_RUNS = "contiguous runs"  # at positions side by side, as whole vectors
+
+
 class Split(Enum):
     """The axis that is divided between threads."""
 
@@ -97,7 +103,7 @@ class Accumulator:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulePlan:
+class LoopSchedule:
     """A kernel in the shape its code will have, as far as the rows of `schedule_passes` have come. `units` counts the
     leading row axes that `Split.INDEPENDENT_ROWS` shares out."""
 
@@ -108,14 +114,11 @@ class SchedulePlan:
     threads: Size = 1
     accumulators: tuple[Accumulator, ...] = ()
     tile: Tile | None = None
-    fallback: "SchedulePlan | None" = None  # what is run where extents are shorter than this one needs
+    fallback: "LoopSchedule | None" = None  # what is run where extents are shorter than this one needs
     fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) prefetches, for a row after it
     fetched_rows: int = 1  # which row that is
     online: Online | None = None  # loops that run as one
-    pointwise: bool = False  # every point on its own, in any order
-    prefetches: bool = False  # loops that read one array prefetch it (`prefetched`)
-    pipelines_loads: bool = False  # loops with much to compute load one vector early (`pipelined_loads`)
-    reads_runs: bool = False  # reads at positions side by side are loads of whole vectors
+    uses: frozenset[str] = frozenset()  # of `PREFETCH`, `PIPELINE_LOADS`, `CONTIGUOUS_RUNS`
     never_positive: frozenset[str] = frozenset()  # values of which that is known
 
     @property
@@ -132,7 +135,7 @@ class SchedulePlan:
         return self.kernel.cols[-1].size if self.kernel.cols else 1
 
     @property
-    def needs(self) -> tuple[tuple[Size, Size], ...]:
+    def needs(self) -> tuple[tuple[Size, int], ...]:
         """Dynamic extents and their minimums; `fallback` runs if one is smaller."""
         wanted = [(self.width, self.lanes)]
         if self.tile is not None:
@@ -261,7 +264,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         return _lanes_of_long_code(kernel, one, min(registers, 2 if math else 1))
     most = registers * one
     if is_symsize(size):
-        return most  # where it turns out shorter, `SchedulePlan.fallback` is run
+        return most  # where it turns out shorter, `LoopSchedule.fallback` is run
     while most > max(1, size):
         most //= 2
     return max(1, most)
@@ -317,9 +320,9 @@ def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
     return loads if len({load.buffer for load in loads}) == 1 else []
 
 
-def prefetched(plan: SchedulePlan, stage: Stage) -> list[Load]:
+def prefetched(plan: LoopSchedule, stage: Stage) -> list[Load]:
     """The loads that a loop prefetches, unless the previous row did."""
-    return prefetchable(plan.kernel, stage) if plan.prefetches and not plan.fetched else []
+    return prefetchable(plan.kernel, stage) if PREFETCH in plan.uses and not plan.fetched else []
 
 
 def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:

@@ -1,4 +1,4 @@
-"""The schedule of a kernel as a table of passes: kernel → `SchedulePlan`. `loop_nest` writes out what they chose.
+"""The schedule of a kernel as a table of passes: kernel → `LoopSchedule`. `loop_nest` writes out what they chose.
 
     rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no reductions
     → rows() cols(j:32768), 16 lanes, split over cols
@@ -7,6 +7,7 @@ Each pass takes the plan so far and the target, and returns the next plan. An op
 against the opt-bisect limit; without it the kernel computes the same, slower.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,9 +27,12 @@ from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
 from smelt.codegen.cpu.scans import in_blocks
 from smelt.codegen.cpu.schedule import (
+    CONTIGUOUS_RUNS,
     LIGHT,
+    PIPELINE_LOADS,
+    PREFETCH,
     Accumulator,
-    SchedulePlan,
+    LoopSchedule,
     Split,
     idempotent,
     keeps_apart,
@@ -58,25 +62,14 @@ _FETCH_LEAST, _FETCH_MOST = 256, 4096
 _TILE_BYTES_AHEAD = 1536
 
 
-def _forward_scans(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    return replace(plan, kernel=forward_scans(plan.kernel))
+def _order_axes(plan: LoopSchedule, target: Target) -> LoopSchedule:
+    """Scans run forward, there are no axes of one point, a reduction over cols and rows is two, and the other axes are
+    merged with their neighbours, in the order memory is written."""
+    kernel = reduce_rows_first(without_unit_axes(forward_scans(plan.kernel)))
+    return replace(plan, kernel=flattened(kernel) if is_pointwise(kernel) else in_blocks(ordered(kernel)))
 
 
-def _drop_unit_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    return replace(plan, kernel=without_unit_axes(plan.kernel))
-
-
-def _reduce_rows_first(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    return replace(plan, kernel=reduce_rows_first(plan.kernel))
-
-
-def _order_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    pointwise = is_pointwise(plan.kernel)
-    kernel = flattened(plan.kernel) if pointwise else in_blocks(ordered(plan.kernel))
-    return replace(plan, kernel=kernel, pointwise=pointwise)
-
-
-def _independent_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _independent_rows(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """Row axes that every reduction over rows and every scatter names, moved to the front; none if they are too few to
     share out. No two points that differ along them write to one place."""
     kernel = plan.kernel
@@ -90,7 +83,7 @@ def _independent_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return replace(plan, kernel=replace(kernel, rows=(*shared, *rest)), units=len(shared))
 
 
-def _pair_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _pair_rows(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """Of a kernel that only reads one array and reduces its columns."""
     instructions, cols = plan.kernel.instructions(), plan.kernel.cols
     folds = any(isinstance(i, Accumulate) and cols and cols[-1].name in i.index.axes for i in instructions)
@@ -99,12 +92,12 @@ def _pair_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return plan if kernel is None else replace(plan, kernel=kernel)
 
 
-def _online_softmax(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _online_softmax(plan: LoopSchedule, target: Target) -> LoopSchedule:
     kernel, loops = online(plan.kernel)
     return plan if loops is None else replace(plan, kernel=kernel, online=loops)
 
 
-def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _split(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """What threads share out, how many are of use, and the accumulators each has."""
     kernel, units = plan.kernel, plan.units
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
@@ -114,7 +107,7 @@ def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
     if scatters and not units and placing(kernel):
         split = Split.SCATTER_BUCKETS
     rows, cols = hint(kernel.row_count), hint(kernel.col_count)
-    if plan.pointwise and rows < _FEW_ROWS and cols > rows:
+    if is_pointwise(kernel) and rows < _FEW_ROWS and cols > rows:
         split = Split.COLS
     if not folds and not scatters:
         units = len(kernel.rows)
@@ -131,11 +124,11 @@ def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
     return Accumulator(fold, kept, dense_index(kept), kept_in, value)
 
 
-def _vectorize(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _vectorize(plan: LoopSchedule, target: Target) -> LoopSchedule:
     return replace(plan, lanes=lanes_of(plan.kernel, target))
 
 
-def _unroll(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _unroll(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """Where a point may be so little work, of so many, that more vectors side by side are worth their code."""
     kernel, lanes = plan.kernel, plan.lanes
     light = any(isinstance(i, Compute) and i.op in LIGHT for i in kernel.instructions())
@@ -144,7 +137,7 @@ def _unroll(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return plan if lanes == plan.lanes else replace(plan, lanes=lanes)
 
 
-def _prefetch_next_row(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _prefetch_next_row(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """The first reads of the next row, for rows of several passes: later passes do not wait for memory."""
     kernel, loops = plan.kernel, [stage for stage in plan.kernel.stages if stage.loop]
     if not target.prefetch_next_row or not loops or not kernel.rows or len(kernel.cols) != 1:
@@ -161,36 +154,45 @@ def _prefetch_next_row(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return plan
 
 
-def _prefetch(plan: SchedulePlan, target: Target) -> SchedulePlan:
+Pass = Callable[[LoopSchedule, Target], LoopSchedule]
+
+
+def _uses(what: str) -> Callable[[Callable[[LoopSchedule, Target], bool]], Pass]:
+    """A row that says how memory is read, if a function says that this pays."""
+    return lambda pays: lambda plan, target: replace(plan, uses=plan.uses | {what}) if pays(plan, target) else plan
+
+
+@_uses(PREFETCH)
+def _prefetch(plan: LoopSchedule, target: Target) -> bool:
     wanted = bool(plan.online or target.prefetch_distance)
-    loops = [stage for stage in plan.kernel.stages if stage.loop] if wanted else []
-    return replace(plan, prefetches=True) if any(prefetchable(plan.kernel, stage) for stage in loops) else plan
+    return wanted and any(prefetchable(plan.kernel, stage) for stage in plan.kernel.stages if stage.loop)
 
 
-def _pipeline_loads(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    loops = [stage for stage in plan.kernel.stages if stage.loop]
-    can_pipeline = any(pipelined_loads(plan.kernel, stage, target) for stage in loops)
-    return replace(plan, pipelines_loads=True) if can_pipeline else plan
+@_uses(PIPELINE_LOADS)
+def _pipeline_loads(plan: LoopSchedule, target: Target) -> bool:
+    return any(pipelined_loads(plan.kernel, stage, target) for stage in plan.kernel.stages if stage.loop)
 
 
-def _contiguous_runs(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    has_gathers = any(isinstance(instruction, Gather) for instruction in plan.kernel.instructions())
-    return replace(plan, reads_runs=True) if has_gathers else plan
+@_uses(CONTIGUOUS_RUNS)
+def _runs(plan: LoopSchedule, target: Target) -> bool:
+    return any(isinstance(instruction, Gather) for instruction in plan.kernel.instructions())
 
 
-def _known_signs(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _known_signs(plan: LoopSchedule, target: Target) -> LoopSchedule:
     values = never_positive(plan.kernel)
     return replace(plan, never_positive=values) if values else plan
 
 
-def _short_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _short_rows(plan: LoopSchedule, target: Target) -> LoopSchedule:
     return replace(plan, fallback=replace(plan, lanes=1, fetched=())) if plan.needs else plan
 
 
-def _transpose_tiles(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _transpose_tiles(plan: LoopSchedule, target: Target) -> LoopSchedule:
     """Where extents may turn out too short for tiles, the plan without them is the fallback."""
     kernel = plan.kernel
-    tiling = tiled(kernel, plan.lanes, target, idempotent=idempotent(kernel.instructions())) if plan.pointwise else None
+    if not is_pointwise(kernel):
+        return plan
+    tiling = tiled(kernel, plan.lanes, target, idempotent=idempotent(kernel.instructions()))
     if tiling is None:
         return plan
     kernel, tile = tiling
@@ -203,7 +205,7 @@ def _transpose_tiles(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return replace(tiled_plan, fallback=plan) if tiled_plan.needs else tiled_plan
 
 
-def _nontemporal_stores(plan: SchedulePlan, target: Target) -> SchedulePlan:
+def _nontemporal_stores(plan: LoopSchedule, target: Target) -> LoopSchedule:
     if plan.tile is None or not fills_whole_lines(plan.kernel, plan.tile.along, plan.lanes, target):
         return plan
     return replace(plan, tile=replace(plan.tile, nontemporal=True))
@@ -212,10 +214,7 @@ def _nontemporal_stores(plan: SchedulePlan, target: Target) -> SchedulePlan:
 KERNEL, PLAN = "kernel", "schedule"
 
 SCHEDULE = (
-    Row("forward scans", KERNEL, PLAN, _forward_scans, "first: every later row sees scans that run one way only"),
-    Row("drop unit axes", PLAN, PLAN, _drop_unit_axes, "before axes are ordered: what has one point has no order"),
-    Row("fold rows first", PLAN, PLAN, _reduce_rows_first, "before axes merge: a fold over cols and rows becomes two"),
-    Row("order axes", PLAN, PLAN, _order_axes, "once folds are apart: as memory is written, neighbours merged"),
+    Row("order axes", KERNEL, PLAN, _order_axes, "first: kernels that compute the same have one form from here on"),
     Row("independent rows", PLAN, PLAN, _independent_rows, "before rows are paired: pairs share what is not theirs"),
     Row("pair rows", PLAN, PLAN, _pair_rows, "after row order is fixed: it halves the last axis", BudgetUse.ONE),
     Row("online softmax", PLAN, PLAN, _online_softmax, "after pairing, which makes two maxima of one", BudgetUse.ONE),
@@ -223,9 +222,9 @@ SCHEDULE = (
     Row("vectorize", PLAN, PLAN, _vectorize, "after the split: lanes of the last axis, as registers allow"),
     Row("unroll", PLAN, PLAN, _unroll, "after vectors: more of them where a point takes few registers", BudgetUse.ONE),
     Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: across rows", BudgetUse.ONE),
-    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops prefetch that no row before did", BudgetUse.ONE),
-    Row("pipeline loads", PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", BudgetUse.ONE),
-    Row("contiguous runs", PLAN, PLAN, _contiguous_runs, "any time: how places side by side are read", BudgetUse.ONE),
+    Row(PREFETCH, PLAN, PLAN, _prefetch, "after rows: what loops prefetch that no row before did", BudgetUse.ONE),
+    Row(PIPELINE_LOADS, PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", BudgetUse.ONE),
+    Row(CONTIGUOUS_RUNS, PLAN, PLAN, _runs, "any time: how places side by side are read", BudgetUse.ONE),
     Row("known signs", PLAN, PLAN, _known_signs, "any time: shorter code for values never positive", BudgetUse.ONE),
     Row("short rows", PLAN, PLAN, _short_rows, "after vectors: code for sizes that turn out shorter than one"),
     Row("transpose tiles", PLAN, PLAN, _transpose_tiles, "after the fallback it may need is made", BudgetUse.ONE),
@@ -235,14 +234,14 @@ SCHEDULE = (
 
 def plan(
     kernel: Kernel, target: Target, budget: RewriteBudget | None = None, *, check: bool = False, of: str = ""
-) -> SchedulePlan:
+) -> LoopSchedule:
     """The schedule of `kernel` on `target`. `of`: what `bisect` calls the kernel's program."""
     budget = RewriteBudget() if budget is None else budget
     checks = _check if check and shape_env_of(kernel) is None else None
-    last: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, budget, f"{of}generate", checks, kernel.name)
+    last: LoopSchedule = run_rows(LoopSchedule(kernel), SCHEDULE, target, budget, f"{of}generate", checks, kernel.name)
     return last
 
 
-def _check(plan: SchedulePlan, after: str) -> None:
+def _check(plan: LoopSchedule, after: str) -> None:
     if plan.tile is None:  # in a tile, positions in its squares count from where the axes start
         check_kernel(plan.kernel, after, scheduled=True)

@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import reduce
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import rewritten
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
-from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
+from smelt.ir.kernel import Axis, Buffer, Index, Kernel, Load, Role, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
@@ -82,9 +83,9 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, idempotent: bool) -> tu
     inside = Index(((down.name, width), (along.name, 1)))
     squares = {each.source: Load(each.source.out, each.square, inside) for each in transposed}
     rows = (*(axis for axis in kernel.rows if axis is not down), down)
-    stages = tuple(Stage(stage.loop, tuple(_replaced(stage.body, squares))) for stage in kernel.stages)
+    kernel = rewritten(kernel, lambda i: [squares.get(i, i) if isinstance(i, Load) else i])
     private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in transposed]
-    changed = replace(kernel, rows=rows, stages=stages, buffers=(*kernel.buffers, *private))
+    changed = replace(kernel, rows=rows, buffers=(*kernel.buffers, *private))
     return changed, Tile(down, along, height, width, 2 * block, transposed)
 
 
@@ -99,10 +100,6 @@ def _transposed_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
         and i.index.stride(down.name) == 1
         and i.index.stride(along.name) not in (0, 1)
     ]
-
-
-def _replaced(body: Iterable[Instruction], squares: dict[Load, Load]) -> Iterable[Instruction]:
-    return (squares.get(i, i) if isinstance(i, Load) else i for i in body)
 
 
 def _block(bits: int, register: int) -> int:

@@ -77,7 +77,7 @@ class GpuGenerator(Generator):
             first += len(kernel.parameters)
         return EntryCode(
             tuple(function for code in codes for function in code.functions),
-            tuple({name: helper for code in codes for name, helper in code.helpers}.items()),
+            tuple({helper.name: helper for code in codes for helper in code.helpers}.values()),
             0,
             phases=tuple(phase for code in codes for phase in code.phases),
             workspace=max(int(code.workspace) for code in codes),
@@ -119,7 +119,7 @@ class GpuGenerator(Generator):
         functions = tuple(self.lower(b, b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
-        return EntryCode(functions, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
+        return EntryCode(functions, tuple(helpers.values()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         """How a phase that was written out is launched."""

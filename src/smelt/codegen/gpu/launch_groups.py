@@ -135,7 +135,7 @@ def emit_group(
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_size, b.has_barrier)
-    return EntryCode((lower(b, _grid_function(b, members)),), tuple(b.helpers.items()), 0, phases=(grid,))
+    return EntryCode((lower(b, _grid_function(b, members)),), tuple(b.helpers.values()), 0, phases=(grid,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

@@ -49,6 +49,12 @@ class Array:
         return self.b.const(self.kind, 0.0, lanes)
 
 
+def spans(size: int, lanes: int) -> list[tuple[int, int, int]]:
+    """Loops over elements in whole vectors, then one by one: the first, the last and the lanes of each."""
+    whole = size // lanes * lanes
+    return [each for each in ((0, whole, lanes), (whole, size, 1)) if each[0] < each[1]]
+
+
 def positions(b: Builder, axes: Sequence[Axis], number: Value) -> dict[str, Value]:
     """Where each axis stands at point `number` of all of them together, the last one fastest."""
     places: dict[str, Value] = {}

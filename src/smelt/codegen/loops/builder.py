@@ -76,13 +76,15 @@ def param(name: str, kind: str = "i64") -> Value:
 class Builder:
     """The body of one function."""
 
-    def __init__(self, target: Target, symbol: str = "k", sizes: Sizes | None = None) -> None:
+    def __init__(
+        self, target: Target, symbol: str = "k", sizes: Sizes | None = None, helpers: dict[str, Function] | None = None
+    ) -> None:
         self.target = target
         self.symbol = symbol
         self.sizes = sizes
         self.prologue: list[Node] = []  # loads of sizes, space on the stack
         self.body: list[Node] = []
-        self.helpers: dict[str, tuple[Function, ...]] = {}
+        self.helpers = {} if helpers is None else helpers  # functions that it calls, once per module
         self.shared: dict[tuple[str, str], tuple[Value, ...]] = {}  # (function, operand) → results to reuse
         self._sizes: dict[int, Value] = {}
         self._stack: dict[str, Value] = {}
@@ -158,6 +160,10 @@ class Builder:
     def flags(self, lanes: Sequence[bool]) -> Value:
         """A mask that is known."""
         return Value("", "i1", len(lanes), 0, tuple(lanes))
+
+    def last_lanes(self, count: int, lanes: int) -> Value:
+        """A mask of the last `count` lanes: those of a last vector that the one before it does not overlap."""
+        return self.flags([lane >= lanes - count for lane in range(lanes)])
 
     def lift(self, *terms: Term) -> list[Value]:
         """All terms as values of one kind and as many lanes as the widest."""
@@ -289,6 +295,11 @@ class Builder:
         out = self.fresh(result, lanes) if result else None
         self.body.append(Call(out, callee, values))
         return out if out is not None else TRUE
+
+    def call_helper(self, function: Function, *args: Term) -> None:
+        """Call a function that is in the module once."""
+        self.helpers[function.name] = function
+        self.call(function.name, *args)
 
     def give(self, value: Value) -> None:
         """Return a value from the function."""

@@ -9,6 +9,7 @@ JavaScript.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from smelt._native import plan_table
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.ahead_of_time import WrittenKernels
@@ -22,7 +23,7 @@ from smelt.codegen.static.header import c_name, header_text, memory_bytes, raise
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
-from smelt.ir.artifact_file.artifact import Data, check_table
+from smelt.ir.artifact_file.artifact import Data
 from smelt.ir.loops import Module
 from smelt.ir.table import records as r
 from smelt.ir.table.write import table_bytes
@@ -60,8 +61,9 @@ def static_model(
     if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
     entries = [written.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
-    data = ModelData(_content(weights), _content(state), table_bytes(table))
-    run_bytes = check_table(data.table, weights.bytes, state.bytes, len(table.kernels))
+    words = table_bytes(table)
+    run_bytes, plans = plan_table(words, weights.bytes, state.bytes, len(table.kernels))
+    data = ModelData(_content(weights), _content(state), words, plans)
     functions = [op for op in FLOAT_FUNCTIONS if op in data.ops()]
     text = print_module(_joined(written.modules[0], float_functions(functions, target))) + dispatch_text(functions)
     text += model_text(name, data, rank_of(table), [entry.symbol for entry in entries], raised_codes(table))

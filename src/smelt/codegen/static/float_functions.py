@@ -24,14 +24,13 @@ FLOAT_FUNCTIONS = {
 
 def float_functions(ops: Iterable[Op], target: Target) -> Module:
     """A function of two floats for each instruction; those of one take the first."""
-    functions, helpers = list[Function](), dict[str, tuple[Function, ...]]()
+    functions, helpers = list[Function](), dict[str, Function]()
     for op in ops:
-        b = Builder(target, op.name)
+        b = Builder(target, op.name, helpers=helpers)
         params = [param("left", "f64"), param("right", "f64")]
         b.give(compute(b, FLOAT_FUNCTIONS[op], params[: ARITY[op]], torch.float64))
         functions.append(b.function(f"smelt.{op.name}", params, result="f64"))
-        helpers |= b.helpers
-    return Module(tuple(functions), tuple(each for group in helpers.values() for each in group))
+    return Module(tuple(functions), tuple(helpers.values()))
 
 
 def dispatch_text(ops: Iterable[Op]) -> str:

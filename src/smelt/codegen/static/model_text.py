@@ -1,6 +1,6 @@
 """A model around the executor's C code, as LLVM text: its data, and the functions that the executor and callers need.
 
-    @NAME.data       weights, the state that sessions begin with, and the table, one after the other
+    @NAME.data       weights, the state that sessions begin with, the table and plans, one after the other
     @NAME.table      `Table` of csrc/executor/table.h: where in the data each section begins
     @NAME.model      `Model` of csrc/static/static.c
     NAME_run, NAME_init, and smelt_launch, by which the executor calls a kernel by its number
@@ -26,6 +26,7 @@ class ModelData:
     constants: bytes
     state: bytes
     table: bytes
+    plans: Sequence[bytes | None]  # of each variant, if it is known before it runs
 
     @property
     def state_at(self) -> int:
@@ -37,7 +38,16 @@ class ModelData:
 
     def content(self) -> bytes:
         content = self.constants + bytes(self.state_at - len(self.constants)) + self.state
-        return content + bytes(self.table_at - len(content)) + self.table
+        return content + bytes(self.table_at - len(content)) + self.table + b"".join(filter(None, self.plans))
+
+    def plan_places(self) -> list[int | None]:
+        """Where the plan of each variant begins."""
+        places: list[int | None] = []
+        at = self.table_at + len(self.table)
+        for plan in self.plans:
+            places.append(None if plan is None else at)
+            at += len(plan or b"")
+        return places
 
     def sections(self) -> dict[str, tuple[int, int]]:
         """Of each section of the table its first word and its records."""
@@ -61,14 +71,16 @@ def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str], ra
     def at(offset: int) -> str:
         return f"ptr getelementptr (i8, ptr @{name}.data, i64 {offset})"
 
-    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), data.table_at + len(data.table) - len(MARK)
+    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), len(data.content()) - len(MARK)
     sections = data.sections().values()
     counts = ", ".join(f"i64 {count}" for _, count in (*sections, (0, 0)))  # there are no objects
     places = ", ".join(at(data.table_at + 8 * first) for first, _ in sections)
     blob = TableHeader(*struct.unpack_from(f"<{len(TableHeader._fields)}q", data.table)).blob
     values = f"[{len(sections) + 1} x i64] [{counts}], [{len(sections)} x ptr] [{places}]"
+    plans = ", ".join("ptr null" if place is None else at(place) for place in data.plan_places())
     codes = f"[{len(raised)} x i32] [{', '.join(f'i32 {code}' for code in raised)}]"
-    model = f"ptr @{name}.table, {at(0)}, {at(data.state_at)}, ptr @{name}.raised, i64 {len(data.state)}, i64 {rank}"
+    data_places = f"ptr @{name}.table, {at(0)}, {at(data.state_at)}, ptr @{name}.raised, ptr @{name}.plans"
+    model = f"{data_places}, i64 {len(data.state)}, i64 {rank}"
     labels = " ".join(f"i64 {number}, label %launch{number}" for number in range(len(kernels)))
     launches = "".join(
         f"launch{number}:\n  call void @{kernel}(ptr %buffers, i64 1, ptr %workspace)\n  ret void\n"
@@ -80,7 +92,8 @@ def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str], ra
 @{name}.table = internal constant {{ ptr, ptr, [{len(sections) + 1} x i64], [{len(sections)} x ptr] }}
   {{ {at(data.table_at)}, {at(data.table_at + blob)}, {values} }}
 @{name}.raised = internal constant {codes}
-@{name}.model = internal constant {{ ptr, ptr, ptr, ptr, i64, i64 }} {{ {model} }}
+@{name}.plans = internal constant [{len(data.plans)} x ptr] [{plans}]
+@{name}.model = internal constant {{ ptr, ptr, ptr, ptr, ptr, i64, i64 }} {{ {model} }}
 
 declare i32 @smelt_run_model(ptr, ptr, ptr, ptr)
 declare void @smelt_reset_model(ptr, ptr, ptr, ptr, i64)

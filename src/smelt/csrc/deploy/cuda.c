@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_TYPE = 2, DEVICE_MEMORY = 2 }; /* questions, an answer */
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* questions */
 
 smelt_status
 smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_error *error)
@@ -128,44 +128,4 @@ smelt_cuda_close(Cuda *cuda)
         dlclose(cuda->driver.library);
     }
     *cuda = (Cuda){.weights = 0};
-}
-
-/* --- at work --------------------------------------------------------------------------------------------------- */
-
-smelt_status
-smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error)
-{
-    const CudaResult result = cuda_enter(&cuda->driver, cuda->module.context, before);
-    return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
-}
-
-void
-smelt_cuda_leave(const Cuda *cuda, CudaContext before)
-{
-    cuda_leave(&cuda->driver, cuda->module.context, before);
-}
-
-bool
-smelt_cuda_is_device(const Cuda *cuda, const void *address)
-{
-    unsigned kind = 0;
-    return cuda->driver.pointer_attribute(&kind, MEMORY_TYPE, (CudaAddress)(uintptr_t)address) == 0
-           && kind == DEVICE_MEMORY;
-}
-
-void *
-smelt_cuda_allocate(void *context, size_t size, size_t alignment)
-{
-    const Cuda *cuda = context;
-    CudaAddress address = 0;
-    (void)alignment; /* 256 at least */
-    return cuda->driver.allocate(&address, size ? size : 1) ? NULL : (void *)(uintptr_t)address;
-}
-
-void
-smelt_cuda_release(void *context, void *memory, size_t size)
-{
-    const Cuda *cuda = context;
-    (void)size;
-    cuda->driver.release((CudaAddress)(uintptr_t)memory);
 }

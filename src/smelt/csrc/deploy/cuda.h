@@ -28,18 +28,7 @@ smelt_status smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, co
 /* Lets go of all that was opened and loaded; of nothing too. */
 void smelt_cuda_close(Cuda *cuda);
 
-/* The context of the GPU becomes this thread's; back to what it was by smelt_cuda_leave. */
-smelt_status smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error);
-void smelt_cuda_leave(const Cuda *cuda, CudaContext before);
-
 /* SMELT_OK, or what the driver says of `doing`. */
 smelt_status smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_error *error);
-
-/* Whether an address is memory of a GPU. */
-bool smelt_cuda_is_device(const Cuda *cuda, const void *address);
-
-/* As an allocator of sessions: `context` is the Cuda. In its context. */
-void *smelt_cuda_allocate(void *context, size_t size, size_t alignment);
-void smelt_cuda_release(void *context, void *memory, size_t size);
 
 #endif

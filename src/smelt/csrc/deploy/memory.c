@@ -38,23 +38,50 @@ settle(Run *run, smelt_error *error)
 static bool
 is_there(const Run *run, const void *address)
 {
-    return smelt_cuda_is_device(&((const smelt_session *)run)->model->cuda, address);
+    enum { MEMORY_TYPE = 2, DEVICE_MEMORY = 2 }; /* a question, and an answer */
+    const CudaDriver *driver = &((const smelt_session *)run)->model->cuda.driver;
+    unsigned kind = 0;
+    return driver->pointer_attribute(&kind, MEMORY_TYPE, address_of(address)) == 0 && kind == DEVICE_MEMORY;
 }
 
 const Device smelt_gpu_memory = {copy, settle, is_there};
+
+static void *
+allocate(void *context, size_t size, size_t alignment)
+{
+    const CudaDriver *driver = context;
+    CudaAddress address = 0;
+    (void)alignment; /* 256 at least */
+    return driver->allocate(&address, size ? size : 1) ? NULL : (void *)(uintptr_t)address;
+}
+
+static void
+release(void *context, void *memory, size_t size)
+{
+    (void)size;
+    ((const CudaDriver *)context)->release(address_of(memory));
+}
+
+smelt_allocator
+smelt_gpu_allocator(CudaDriver *driver)
+{
+    return (smelt_allocator){driver, allocate, release};
+}
 
 smelt_status
 smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error)
 {
     *before = NULL;
-    return session->model->on_cuda ? smelt_cuda_enter(&session->model->cuda, before, error) : SMELT_OK;
+    const Cuda *cuda = &session->model->cuda;
+    const CudaResult result = session->model->on_cuda ? cuda_enter(&cuda->driver, cuda->module.context, before) : 0;
+    return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
 }
 
 void
 smelt_leave(const smelt_session *session, CudaContext before)
 {
     if (session->model->on_cuda) {
-        smelt_cuda_leave(&session->model->cuda, before);
+        cuda_leave(&session->model->cuda.driver, session->model->cuda.module.context, before);
     }
 }
 

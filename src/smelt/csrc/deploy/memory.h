@@ -6,6 +6,9 @@
 
 extern const Device smelt_gpu_memory;
 
+/* Memory of the GPU whose context is this thread's. */
+smelt_allocator smelt_gpu_allocator(CudaDriver *driver);
+
 /* A session at work in this thread; back by smelt_leave. */
 smelt_status smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error);
 void smelt_leave(const smelt_session *session, CudaContext before);

@@ -125,7 +125,7 @@ describe_run(smelt_session *session, const smelt_session_options *options)
                          .threads = options->threads ? options->threads : smelt_processor_count(),
                          .most_states = options->most_states};
     if (model->on_cuda) {
-        session->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
+        session->memory = smelt_gpu_allocator(&model->cuda.driver);
         session->run.device = &smelt_gpu_memory;
         session->run.launch = smelt_launch_grids;
         if (model->cuda.weights) {

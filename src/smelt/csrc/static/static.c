@@ -26,6 +26,7 @@ typedef struct {
     const Table *table;
     const char *constants, *state;
     const int32_t *raised; /* of each variant that raises an error: its code */
+    const int64_t *const *plans;
     int64_t state_bytes, rank;
 } Model;
 
@@ -245,6 +246,7 @@ smelt_run_model(const Model *model, Session *session, void *inputs, void *output
         run->allocator = run->memory = &allocator;
         run->launch = launch_by_number;
         run->constants = model->constants;
+        run->made_plans = model->plans;
         run->state_data = session->state;
         run->nothing = run->empty = session->memory;
         run->threads = 1;

@@ -1,4 +1,5 @@
-"""The rules of machines, as code: `check_machine` raises on the first one broken.
+"""The rules of machines, as code: `check_machine` raises on the first one broken. What a table has too, states that
+follow each other and alignment for example, is checked there (csrc/executor/check.c).
 
 A rule yields `(place, fault)` pairs, the place being the register, variant or end at fault; `MACHINE_RULES` lists them.
 
@@ -31,9 +32,8 @@ from smelt.ir.artifact.machine import (
 from smelt.ir.artifact.text import format_value, machine_lines
 from smelt.ir.check_kernel import check_program
 from smelt.ir.program import Library, Place
-from smelt.ir.table.records import successors
-from smelt.symbolic.expressions import Expression
-from smelt.symbolic.symnode import Formula
+from smelt.ir.table.records import span_bytes, successors
+from smelt.ir.text import excerpt
 from smelt.symbolic.symsize import is_symsize
 
 Fault = tuple[object, str]
@@ -47,7 +47,7 @@ def _variants(machine: Machine) -> Iterator[Variant]:
 
 
 def _rule_registers(machine: Machine) -> Iterator[Fault]:
-    """What is kept between calls is in a storage, inside of it and aligned; what is given has a shape."""
+    """What is kept between calls is in a storage, inside of it; what is given has a shape."""
     names = {dimension.name for dimension in machine.dimensions}
     for register in machine.registers:
         if (register.storage is not None) != (register.kind in _KEPT):
@@ -81,23 +81,10 @@ def _storage_faults(machine: Machine, register: Register) -> Iterator[Fault]:
     if not 0 <= register.storage < len(machine.storages):
         yield register, f"there is no storage {register.storage}"
         return
-    shape = [size for size in register.shape or () if isinstance(size, int)]
-    elements = 1
-    for size, step in zip(reversed(shape), reversed(register.stride or _rows(shape)), strict=True):
-        elements = 0 if not size or not elements else elements + (size - 1) * step
-    end = register.offset + elements * register.dtype.itemsize
+    sizes = [size for size in register.shape or () if isinstance(size, int)]
+    end = register.offset + span_bytes(str(register.dtype).removeprefix("torch."), sizes, register.stride or ())
     if register.offset < 0 or end > machine.storages[register.storage].data.numel():
         yield register, f"{register.name} reaches outside its storage"
-    if register.offset % register.dtype.itemsize:
-        yield register, f"{register.name} is not aligned"
-
-
-def _rows(shape: list[int]) -> tuple[int, ...]:
-    step, strides = 1, []
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _rule_arguments(machine: Machine) -> Iterator[Fault]:
@@ -111,19 +98,6 @@ def _rule_arguments(machine: Machine) -> Iterator[Fault]:
     for argument in machine.arguments:
         if (argument.kind is ArgumentKind.VALUE) != (argument.register is None):
             yield machine, f"{argument.name} is a {argument.kind.value} in {argument.register}"
-
-
-def _rule_states(machine: Machine) -> Iterator[Fault]:
-    """There is a state to begin in, each has a variant, and a variant goes on in a state that is there."""
-    if not machine.states:
-        yield machine, "there is no state"
-    for state in machine.states:
-        if not state.variants:
-            yield state, "a state without variants"
-    for variant in _variants(machine):
-        for target in successors(variant.next):
-            if not 0 <= target < len(machine.states):
-                yield variant.next, f"there is no state {target}"
 
 
 def _rule_programs(machine: Machine) -> Iterator[Fault]:
@@ -190,10 +164,10 @@ def _symbols_used(variant: Variant) -> Iterator[str]:
         if isinstance(check, SizeCheck):
             yield from (symbol.text for symbol in check.guard.expression.symbols())
         elif isinstance(check, NumberCheck):
-            yield from (*number_symbols(check.left), *number_symbols(check.right))
+            yield from (str(leaf.text) for side in (check.left, check.right) for leaf in side.leaves)
     for number in (*variant.inputs, *(number for _, number in variant.numbers)):
         if isinstance(number, NumberOf):
-            yield from number_symbols(number)
+            yield from (str(leaf.text) for leaf in number.leaves)
     sizes: list[Any] = [size for view in variant.inputs for size in _sizes(view)]
     if isinstance(variant.next, Return):
         sizes += [size for value in variant.next.values for size in _sizes(value)]
@@ -203,13 +177,6 @@ def _symbols_used(variant: Variant) -> Iterator[str]:
     for size in sizes:
         if is_symsize(size):
             yield from (symbol.text for symbol in size.expression.symbols())
-
-
-def number_symbols(number: NumberOf) -> list[str]:
-    """The symbols that a number is made of, by name."""
-    if isinstance(number.what, Formula):
-        return sorted(str(leaf.text) for leaf in number.what.leaves())
-    return sorted(leaf.text for leaf in number.what.symbols()) if isinstance(number.what, Expression) else []
 
 
 def _sizes(value: Value | NumberOf) -> tuple[object, ...]:
@@ -280,7 +247,6 @@ MACHINE_RULES: dict[str, Callable[[Machine], Iterable[Fault]]] = {
     "registers": _rule_registers,
     "storages": _rule_storages,
     "arguments": _rule_arguments,
-    "states": _rule_states,
     "programs": _rule_programs,
     "symbols": _rule_symbols,
     "results": _rule_results,
@@ -299,6 +265,4 @@ def check_machine(machine: Machine) -> None:
     for name, rule in MACHINE_RULES.items():
         for place, fault in rule(machine):
             lines = list(machine_lines(machine, programs=False))
-            at = next((number for number, (owner, _) in enumerate(lines) if owner is place), 0)
-            text = "\n".join(line for _, line in lines[max(0, at - 4) : at + 3])
-            raise SpecError("SM022", f'machine {machine.name} breaks rule "{name}": {fault}\n{text}')
+            raise SpecError("SM022", f'machine {machine.name} breaks rule "{name}": {fault}\n{excerpt(lines, place)}')

@@ -23,7 +23,7 @@ from smelt.ir.table.records import Branch as Branch
 from smelt.ir.table.records import Jump as Jump
 from smelt.ir.table.records import Raise as Raise
 from smelt.ir.table.records import RegisterKind as RegisterKind
-from smelt.symbolic.expressions import LARGEST, Expression, SizeGuard
+from smelt.symbolic.expressions import LARGEST, Expression, SizeGuard, Symbol
 from smelt.symbolic.shapes import Shape, Size
 from smelt.symbolic.symnode import Formula
 
@@ -93,6 +93,13 @@ class NumberOf:
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if isinstance(self.what, Formula | float) else torch.int64
+
+    @property
+    def leaves(self) -> list[Symbol | Formula]:
+        """The symbols and given floats that it is made of."""
+        if isinstance(self.what, Formula):
+            return sorted(self.what.leaves(), key=lambda leaf: str(leaf.text))
+        return sorted(self.what.symbols(), key=lambda leaf: leaf.text) if isinstance(self.what, Expression) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,10 @@ class ArtifactFile:
     state: Data
 
 
-def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> int:
-    """`weights`, `state`: bytes of those sections; `kernels`: how many the code has. Returns how many bytes the arrays
-    of a run take."""
+def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> None:
+    """`weights`, `state`: bytes of those sections; `kernels`: how many the code has."""
     try:
-        return _native.check_table(table, weights, state, kernels)
+        _native.check_table(table, weights, state, kernels)
     except ValueError as error:
         raise ArtifactError(str(error)) from error
 

@@ -1,13 +1,11 @@
 """Reading an artifact's file: bytes → records, or an error (SM050) that says what is wrong with them.
 
     read(Path("model.smelt").read_bytes())   →   ArtifactFile
-    read_manifest(…)                         →   its manifest alone, the rest only held against its checksums
 
 Every offset, count and size is held against what it refers to before it is used. Weights are views of the given buffer:
 nothing is copied, so a file may be mapped.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from smelt.ir.artifact_file.artifact import ArtifactFile, Data, TargetPart, check_artifact, check_table
@@ -32,8 +30,3 @@ def read(data: Any) -> ArtifactFile:
     artifact = ArtifactFile(manifest_in(sections), tuple(parts), weights, state)
     check_artifact(artifact)
     return artifact
-
-
-def read_manifest(data: Any) -> Mapping[str, Any]:
-    """What a file says of itself."""
-    return manifest_in(unpack(data, is_artifact=True))

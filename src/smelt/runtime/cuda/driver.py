@@ -2,7 +2,6 @@
 
     why_not_cuda()               →   None, or "there is no CUDA driver: libcuda.so.1: cannot open shared object file"
     devices()[0].capability      →   (9, 0)
-    ptx_version(12040)           →   84
 
 It is opened by name, or by the path in the environment variable SMELT_LIBCUDA. Opening it makes CUDA unusable in
 children that fork() makes later, so it is asked only once a program uses CUDA itself, and by `smelt doctor`.
@@ -22,18 +21,12 @@ LEAST_CAPABILITY = (7, 5)
 
 # Questions about a GPU, by the numbers that the driver's manual gives them.
 _ATTRIBUTES = {
-    "shared_per_block": 97,
     "warp": 10,
     "multiprocessors": 16,
-    "l2_bytes": 38,
     "threads_per_multiprocessor": 39,
-    "shared_per_multiprocessor": 81,
-    "registers_per_multiprocessor": 82,
     "blocks_per_multiprocessor": 106,
 }
 _MAJOR, _MINOR = 75, 76
-# From which driver on a version of PTX is understood.
-_PTX = ((13000, 90), (12090, 88), (12080, 87), (12070, 86), (12050, 85), (12040, 84), (12030, 83), (12020, 82))
 # Errors that speak against every kernel: no assembler in the driver, PTX too new for it, assembling forbidden.
 _REFUSALS = (221, 222, 223)
 
@@ -52,10 +45,6 @@ class CudaDevice:
     multiprocessors: int
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
-    registers_per_multiprocessor: int
-    shared_per_multiprocessor: int
-    shared_per_block: int
-    l2_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +94,6 @@ def devices() -> tuple[CudaDevice, ...]:
     """The GPUs that PyTorch sees too, in its order; () where there is no driver."""
     opened = _opened()
     return () if isinstance(opened, str) else opened.devices
-
-
-def ptx_version(version: int) -> int:
-    """The newest PTX that a driver of a version understands, 84 for 8.4."""
-    return next((ptx for least, ptx in _PTX if version >= least), 80)
 
 
 def note_refusal(error: _native.CudaError) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from smelt.codegen.cpu.attention.plan import SCHEDULES
 from smelt.codegen.cpu.attention.problem import problem_of, why_no_problem
-from smelt.codegen.cpu.kernel_schedules import ProblemSchedule
+from smelt.codegen.cpu.kernel_schedules import Schedule
 from smelt.device import Target
 from smelt.ir.serialize import dump, parse
 from smelt.ir.text import format_kernel
@@ -33,7 +33,7 @@ def test_random_attentions(batch: int) -> None:
         assert not wrong, f"{name}: {attention}: {wrong}"
 
 
-def _takes(schedule: ProblemSchedule, attention: Attention, target: Target) -> bool:
+def _takes(schedule: Schedule, attention: Attention, target: Target) -> bool:
     return schedule.why_not(problem_of(attention.kernel()), target) is None
 
 

@@ -12,17 +12,17 @@ divided among threads, so the order of its sums is the same for any number of th
 
 from functools import partial
 
+from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
-from smelt.codegen.cpu.attention.part import BlockPart, store_row
-from smelt.codegen.cpu.attention.points import side_by_side
+from smelt.codegen.cpu.attention.part import BlockPart, call, store_row
+from smelt.codegen.cpu.attention.points import Points, side_by_side
 from smelt.codegen.cpu.attention.problem import AttentionProblem, RowProduct, Weighed
-from smelt.codegen.cpu.attention.softmax import WHERE, points_of
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.attention.softmax import OUTER, WHERE
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel_of_rows
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import BUFFERS, Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.loops import Value
 
@@ -55,26 +55,21 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
     return float(problem.count * (work + 0.85 * packed + 10_000))
 
 
-def write(symbol: str, problem: AttentionProblem, target: Target, sizes: Sizes) -> EntryCode:
-    """The functions of a kernel under the name `symbol`."""
-    blocks = AttentionBlocks.of_gradients(problem, target)
-    part, weights = Builder(target, symbol), Builder(target, symbol)
-    driver = _Part(part, blocks)
-    driver.write()
+def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
+    blocks = AttentionBlocks.of_gradients(problem, code.target)
+    weights, part = code.begin(), code.begin()
     _write_weights(weights, blocks)
-    functions = (
-        weights.function(f"{symbol}.weights", (BUFFERS, MINE, *WHERE)),
-        part.function(f"{symbol}.part", PART),
-    )
-    helpers = {**weights.helpers, **{each.name: (each,) for each in driver.helpers.values()}}
-    return entry_code(functions, helpers, Builder(target, symbol), blocks.threads, blocks.units, blocks.workspace)
+    code.add(weights, "weights", (BUFFERS, MINE, *WHERE))
+    _Part(part, blocks).write()
+    code.add(part, "part", PART)
+    return code.end(blocks.threads, blocks.units, blocks.workspace.size)
 
 
 class _Part(BlockPart):
     def __init__(self, b: Builder, blocks: AttentionBlocks) -> None:
         super().__init__(b, blocks)
         rows, columns = self.tiles.scores.rows, self.tiles.values.cols
-        self.helpers["rows"] = micro_kernel_of_rows(rows, columns, self.tiles.queries, self.dtype, b.target)
+        self.multiply_rows = micro_kernel_of_rows(rows, columns, self.tiles.queries, self.dtype, b.target)
         self.weighed = _weights(blocks.problem)
 
     def write(self) -> None:
@@ -98,11 +93,11 @@ class _Part(BlockPart):
     def _pack_rows(self, number: int, each: Weighed) -> None:
         """What queries bring to be weighed: panels of columns, and zeros for queries that are not there."""
         b, columns, lanes, rows = self.b, self.tiles.values.cols, self.tiles.lanes, self.blocks.rows
-        form = self.form_of(each.sum.factor, (each.axis.name, self.problem.query.name), columns)
-        matrix, width = self.start(each.sum.factor), int(each.axis.size)
+        width, axes = int(each.axis.size), (each.axis.name, self.problem.query.name)
         with b.loop(0, width, columns) as column:
             to, points = self.arrays[f"values{number}"].at(b.mul(column, rows)), b.smin(b.sub(width, column), columns)
-            self.pack(form, matrix.at(b.mul(column, form.point)), (points, self.problem.queries), to)
+            counts = points, self.problem.queries
+            self.pack(each.sum.factor, axes, columns, counts, to, **{each.axis.name: column})
             for place in range(self.problem.queries * columns, rows * columns, lanes):
                 to.store(to.zero(lanes), place)
 
@@ -113,8 +108,8 @@ class _Part(BlockPart):
         with b.loop(0, self.problem.queries, wide) as query:
             points = b.smin(b.sub(self.problem.queries, query), wide)
             for factor, side in zip(product.contract.factors, sides, strict=True):
-                form = self.form_of(factor, (name, product.axis.name), wide)
-                self.pack(form, self.start(factor, **{name: query}), (points, product.axis.size), side)
+                counts = points, int(product.axis.size)
+                self.pack(factor, (name, product.axis.name), wide, counts, side, **{name: query})
             places = range(0, wide, lanes)
             loop = b.begin(0, product.axis.size, 1, [out.zero(lanes)] * len(places))
             start, totals = b.mul(loop.index, wide), []
@@ -153,7 +148,7 @@ class _Part(BlockPart):
         values = self.arrays[f"values{number}"].at(b.mul(query, columns))
         with b.loop(0, count, self.tiles.scores.rows) as row:
             left, sums = weights.at(b.mul(row, self.tiles.queries)), self.arrays[f"sums{number}"].at(b.mul(row, pitch))
-            self.call("rows", left, values, self.blocks.rows * columns, sums, pitch, pitch)
+            call(self.multiply_rows, left, values, self.blocks.rows * columns, sums, pitch, pitch)
 
     def _store(self, number: int, each: Weighed, axis: str, first: Value, count: Value) -> None:
         """So many rows of complete sums, as results along an axis from `first` on."""
@@ -170,9 +165,9 @@ def _write_weights(b: Builder, blocks: AttentionBlocks) -> None:
     tiles."""
     problem, wide, lanes = blocks.problem, blocks.tiles.queries, blocks.tiles.lanes
     _, _, query, key, keys = WHERE
-    scores = [blocks.array(b, f"scores{number}") for number in range(len(problem.scores))]
-    products = [blocks.array(b, f"products{number}") for number in range(len(problem.products))]
-    points, totals = points_of(b, blocks), [each.at(query) for each in products]
+    scores = [blocks.workspace.array(b, f"scores{number}") for number in range(len(problem.scores))]
+    products = [blocks.workspace.array(b, f"products{number}") for number in range(len(problem.products))]
+    points, totals = Points(b, blocks, OUTER), [each.at(query) for each in products]
     b.open_loop()
     with b.loop(0, keys) as row:
         here, start = b.add(key, row), b.mul(row, wide)

@@ -4,15 +4,12 @@
     gradients of 512 queries and keys   →   blocks of 128 keys; all queries packed, twice, and their sums
 """
 
+import torch
+
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
-from smelt.codegen.cpu.attention.panels import AttentionTiles
-from smelt.codegen.cpu.attention.points import PackedLoad, packed_loads
+from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.attention.problem import AttentionProblem, Weighed
-from smelt.codegen.cpu.entry_points import MINE
-from smelt.codegen.cpu.products.tile_shape import rounded
-from smelt.codegen.loops.arrays import Array
-from smelt.codegen.loops.builder import Builder
+from smelt.codegen.cpu.products.tile_shape import TileShape, rounded, vector_lanes
 from smelt.device import Target
 
 _SCORE_BYTES = 24 * 1024  # of a panel of queries by a block of keys: in the first cache
@@ -24,22 +21,49 @@ _UNITS = 8  # so many at least are shared out, if each is worth a thread
 _UNIT_WORTH = 1 << 17  # multiplications
 
 
+# By the vectors of a panel of queries: the keys of a tile of scores and the vectors of one of values, and what a score
+# takes compared with the widest.
+_TILES = {3: (8, 2), 2: (8, 2), 1: (16, 4)}
+_NARROWER = {3: 1.0, 2: 1.05, 1: 1.15}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    """How many queries are side by side, and tiles of sums that registers hold: keys × queries, queries × values.
+
+    So the queries of a tile of scores are contiguous, and it is a panel that the values are multiplied by next."""
+
+    queries: int
+    lanes: int
+    scores: TileShape
+    values: TileShape
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, target: Target, queries: int) -> "AttentionTiles":
+        """Panels as wide as fits registers, or less where so many queries fill those better."""
+        lanes = vector_lanes(dtype, target)
+        if target.fma_by_lane:
+            vectors = min((3, 2, 1), key=lambda each: -(-queries // (each * lanes)) * each * _NARROWER[each])
+            wide, (keys, values) = vectors * lanes, _TILES[vectors]
+            return cls(wide, lanes, TileShape(keys, wide, lanes), TileShape(wide, values * lanes, lanes))
+        keys = 12 if target.vector_registers < 32 else 24
+        return cls(lanes, lanes, TileShape(keys, lanes, lanes), TileShape(lanes, lanes, lanes))
+
+
 def useful_threads(problem: AttentionProblem, units: int) -> int:
     return max(1, min(units, problem.multiplications // _UNIT_WORTH))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """An attention in blocks, and the bytes where each array of a thread begins. Arrays are numbered as the scores, the
-    sums and the row products of the problem."""
+    """An attention in blocks, and the arrays of a thread, numbered as the scores, the sums and the row products of the
+    problem."""
 
     problem: AttentionProblem
     tiles: AttentionTiles
     keys: int  # of a block
     panels: int  # of queries, of a block
-    packed: tuple[PackedLoad, ...]
-    places: dict[str, int]
-    workspace: int
+    workspace: Workspace
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "AttentionBlocks":
@@ -78,7 +102,7 @@ class AttentionBlocks:
         cls, problem: AttentionProblem, tiles: AttentionTiles, keys: int, panels: int, further: dict[str, int]
     ) -> "AttentionBlocks":
         """`further`: elements of arrays beside panels, scores and sums, or more of those."""
-        wide, rows, packed = tiles.queries, panels * tiles.queries, packed_loads(problem, tiles.queries)
+        wide, rows = tiles.queries, panels * tiles.queries
         counts: dict[str, int] = {}
         for number, score in enumerate(problem.scores):
             depth = int(score.axis.size)
@@ -87,16 +111,11 @@ class AttentionBlocks:
             pitch = rounded(int(each.axis.size), tiles.values.cols)
             of_values, of_sums = (keys, rows) if each.over_keys else (rows, keys)
             counts |= {f"values{number}": of_values * pitch, f"sums{number}": of_sums * pitch}
-        bytes_ = {name: count * problem.dtype.itemsize for name, count in (counts | further).items()}
-        for number, load in enumerate(packed):
-            bytes_[f"packed{number}"] = wide * (keys if load.by_key else 1) * load.form.dtype.itemsize
-        places, size = laid_out(bytes_)
-        return cls(problem, tiles, keys, panels, packed, {name: int(at) for name, at in places.items()}, int(size))
-
-    def array(self, b: Builder, name: str) -> Array:
-        """An array of the workspace."""
-        dtype = self.packed[int(name[6:])].form.dtype if name.startswith("packed") else self.problem.dtype
-        return Array(b, b.element(MINE, "i8", self.places[name]), dtype)
+        lengths = {name: (count, problem.dtype) for name, count in (counts | further).items()}
+        for number, load in enumerate(problem.packed):
+            by_key = problem.key.name in load.index.axes
+            lengths[f"packed{number}"] = wide * (keys if by_key else 1), problem.kernel.buffer(load.buffer).dtype
+        return cls(problem, tiles, keys, panels, Workspace.of(lengths))
 
     def pitch(self, each: Weighed) -> int:
         """Elements from one row of sums to the next."""

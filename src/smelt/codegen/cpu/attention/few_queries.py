@@ -11,20 +11,20 @@ import math
 from collections.abc import Sequence
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.cpu.addresses import MINE, Workspace
 from smelt.codegen.cpu.attention import forward
 from smelt.codegen.cpu.attention.blocks import useful_threads
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import Part
 from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.cpu.products.tile_shape import vector_lanes
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.loops.arrays import Array, positions
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.arrays import Array, positions, spans
 from smelt.codegen.loops.builder import BUFFERS, Builder, param
 from smelt.codegen.loops.math import OF_NEGATIVE
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Factor
 from smelt.ir.loops import Value
@@ -59,33 +59,26 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
     return float(problem.count * (problem.keys * of_key + 1_000))
 
 
-def write(symbol: str, problem: AttentionProblem, target: Target, sizes: Sizes) -> EntryCode:
-    """The functions of a kernel under the name `symbol`."""
-    plan = _FewQueries.of(problem, target)
-    part, weights, finish = (Builder(target, symbol) for _ in range(3))
-    _Part(part, plan).write()
-    _Weights(weights, plan).write()
-    arrays = plan.arrays(finish)
-    functions = (
-        weights.function(f"{symbol}.weights", (BUFFERS, MINE, _OUTER)),
-        write_finish(finish, problem, (arrays["sums"], arrays["tops"], arrays["totals"]), plan.width, plan.lanes),
-        part.function(f"{symbol}.part", PART),
-    )
-    threads, helpers = useful_threads(problem, problem.count), {**weights.helpers, **finish.helpers}
-    return entry_code(functions, helpers, Builder(target, symbol), threads, problem.count, plan.workspace)
+def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
+    sizes, part, weights = _FewQueries.of(problem, code.target), code.begin(), code.begin()
+    _Weights(weights, sizes).write()
+    code.add(weights, "weights", (BUFFERS, MINE, _OUTER))
+    write_finish(code, problem, sizes.workspace, "sums", sizes.width, sizes.lanes)
+    _Part(part, sizes).write()
+    code.add(part, "part", PART)
+    return code.end(useful_threads(problem, problem.count), problem.count, sizes.workspace.size)
 
 
 @dataclass(frozen=True, slots=True)
 class _FewQueries:
-    """The sizes of such an attention, and the bytes where each array of a thread begins."""
+    """The sizes of such an attention, and the arrays of a thread."""
 
     problem: AttentionProblem
     lanes: int
     depth: int
     width: int
     pitch: int  # elements from the scores of one query to those of the next
-    places: dict[str, int]
-    workspace: int
+    workspace: Workspace
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "_FewQueries":
@@ -93,12 +86,8 @@ class _FewQueries:
         depth, width = int(problem.scores[0].axis.size), int(problem.sums[0].axis.size)
         pitch = -(-problem.keys // (_WIDE * lanes)) * _WIDE * lanes
         elements = {"queries": depth, "scores": pitch, "sums": width, "tops": 1, "totals": 1}
-        places, size = laid_out({name: queries * each * problem.dtype.itemsize for name, each in elements.items()})
-        return cls(problem, lanes, depth, width, pitch, {name: int(at) for name, at in places.items()}, int(size))
-
-    def arrays(self, b: Builder) -> dict[str, Array]:
-        places = self.places.items()
-        return {name: Array(b, b.element(MINE, "i8", place), self.problem.dtype) for name, place in places}
+        workspace = Workspace.of({name: (queries * each, problem.dtype) for name, each in elements.items()})
+        return cls(problem, lanes, depth, width, pitch, workspace)
 
     def reached(self, query: int) -> int:
         """How many keys have weight for a query."""
@@ -109,7 +98,7 @@ class _FewQueries:
 class _Part(Part):
     def __init__(self, b: Builder, plan: _FewQueries) -> None:
         super().__init__(b, plan.problem)
-        self.plan, self.arrays, self.queries = plan, plan.arrays(b), range(plan.problem.queries)
+        self.plan, self.arrays, self.queries = plan, plan.workspace.arrays(b), range(plan.problem.queries)
         self.score, self.weighed = plan.problem.scores[0], plan.problem.sums[0]
         self.keys = plan.reached(len(self.queries) - 1)
 
@@ -118,11 +107,10 @@ class _Part(Part):
         with b.loop(*PART[2:4], guard=True) as outer:
             self.axes = positions(b, self.problem.outer, outer)
             self._copy_queries()
-            keys, whole = self.start(self.score.key), self.keys // _AT_ONCE * _AT_ONCE
-            for first, last, count in ((0, whole, _AT_ONCE), (whole, self.keys, 1)):
-                if first < last:
-                    with b.loop(first, last, count) as key:
-                        self._scores(keys, key, count)
+            keys = self.start(self.score.key)
+            for first, last, count in spans(self.keys, _AT_ONCE):
+                with b.loop(first, last, count) as key:
+                    self._scores(keys, key, count)
             b.call(f"{b.symbol}.weights", BUFFERS, MINE, outer)
             self._sums()
             b.call(f"{b.symbol}.finish", BUFFERS, MINE, outer, 0, len(self.queries))
@@ -162,7 +150,7 @@ class _Part(Part):
             for i in self.queries:
                 query = queries.load(b.add(loop.index, i * depth) if i else loop.index, lanes)
                 sums += [b.fma(query, each, loop.values[i * count + n]) for n, each in enumerate(keys)]
-            totals = [_total(b, each) for each in loop.end(*sums)]
+            totals = [reductions.reduce_lanes(b, "sum", self.dtype, each) for each in loop.end(*sums)]
         for rest in range(whole, depth):
             keys = [row.load_as(self.dtype, rest) for row in rows]
             for i in self.queries:
@@ -205,11 +193,6 @@ class _Part(Part):
         return sums
 
 
-def _total(b: Builder, value: Value) -> Value:
-    """The sum of the lanes."""
-    return value if value.lanes == 1 else b.reduce_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc")
-
-
 class _Weights:
     """The operations on the scores of an attention, and their softmax, for each query along its keys."""
 
@@ -217,9 +200,9 @@ class _Weights:
         self.b, self.plan, self.problem, self.wide = b, plan, plan.problem, plan.lanes * _WIDE
 
     def write(self) -> None:
-        self.row = PointCode.of(self.b, self.problem.kernel, self.problem.body, self.wide)
-        self.arrays = self.plan.arrays(self.b)
-        self.row.at.axes |= positions(self.b, self.problem.outer, _OUTER)
+        self.row = PointCode(self.b, self.problem.kernel, self.problem.body, self.wide)
+        self.arrays = self.plan.workspace.arrays(self.b)
+        self.row.axes |= positions(self.b, self.problem.outer, _OUTER)
         for query in range(self.problem.queries):
             self._row(query)
 
@@ -229,15 +212,13 @@ class _Weights:
         scores = arrays["scores"].at(query * self.plan.pitch)
         for key in range(keys, last):  # behind what this query looks at
             scores.store(scores.zero(), key)
-        self.row.at.axes[self.problem.query.name] = b.const("i64", query)
+        self.row.axes[self.problem.query.name] = b.const("i64", query)
         self.row.begin_row()
         top, total = b.const(scores.kind, -math.inf), scores.zero()
-        whole = keys // self.wide * self.wide
-        spans = [span for span in ((0, whole, self.wide), (whole, keys, 1)) if span[0] < span[1]]
-        for span in spans:
+        for span in spans(keys, self.wide):
             top = b.maximum(top, self._largest(scores, span))
         safe = b.select(b.fcmp("oeq", top, -math.inf), scores.zero(), top)
-        for span in spans:
+        for span in spans(keys, self.wide):
             total = b.fadd(total, self._powers(scores, span, safe))
         arrays["tops"].store(top, query)
         arrays["totals"].store(total, query)
@@ -262,4 +243,4 @@ class _Weights:
         place = scores.at(loop.index)
         power = OF_NEGATIVE["exp"](b, b.fsub(place.load(0, wide), reference))
         place.store(power)
-        return _total(b, *loop.end(b.fadd(loop.values[0], power)))
+        return reductions.reduce_lanes(b, "sum", scores.dtype, *loop.end(b.fadd(loop.values[0], power)))

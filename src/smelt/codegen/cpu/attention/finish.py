@@ -3,25 +3,26 @@
     y[i, d] = sums[i, d] / totals[i]        l[i] = tops[i] + log(totals[i])    or zeros, if nothing had weight
 """
 
+from smelt.codegen.cpu.addresses import MINE, Workspace
 from smelt.codegen.cpu.attention.part import store_row
 from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.entry_points import MINE, params
+from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.cpu.instructions import PointCode
-from smelt.codegen.loops.arrays import Array, positions
-from smelt.codegen.loops.builder import BUFFERS, Builder
+from smelt.codegen.loops.arrays import positions
+from smelt.codegen.loops.builder import BUFFERS
 from smelt.codegen.loops.scalars import compute
-from smelt.ir.loops import Function
 
 _OUTER, _QUERY, _ROWS = params("i64 outer, i64 query, i64 rows")
 
 
 def write_finish(
-    b: Builder, problem: AttentionProblem, arrays: tuple[Array, Array, Array], pitch: int, lanes: int
-) -> Function:
-    """The function of a kernel that does it. `arrays` are sums, `pitch` elements from one query to the next, maxima and
-    totals."""
-    all_sums, tops, totals = arrays
-    row = PointCode.of(b, problem.kernel, ())
+    code: KernelFunctions, problem: AttentionProblem, workspace: Workspace, sums: str, pitch: int, lanes: int
+) -> None:
+    """The function of a kernel that does it. `sums` names the array of sums, `pitch` elements from one query to the
+    next."""
+    b = code.begin()
+    all_sums, tops, totals = (workspace.array(b, name) for name in (sums, "tops", "totals"))
+    row = PointCode(b, problem.kernel, ())
     at, weighed, softmax = row.at, problem.sums[0], problem.softmax
     at.axes |= positions(b, problem.outer, _OUTER)
     out, step = weighed.sum.buffer, int(weighed.sum.index.stride(weighed.axis.name))
@@ -31,11 +32,11 @@ def write_finish(
         top, total = tops.load(number), totals.load(number)
         nothing, zero = b.fcmp("oeq", total, 0.0), all_sums.zero()
         share = b.select(nothing, zero, b.fdiv(b.const(all_sums.kind, 1.0), total))
-        results = Array(b, at.pointers[out], problem.kernel.buffer(out).dtype).at(at.offset(weighed.sum.index))
+        results = at.arrays[out].at(at.offset(weighed.sum.index))
         store_row(all_sums.at(b.mul(number, pitch)), results, step, int(weighed.axis.size), lanes, share)
         if softmax is not None and softmax.sums and problem.last:
             logarithm = b.fadd(top, compute(b, "log", [total], problem.dtype))
             row.code.values[softmax.sums] = b.select(nothing, zero, logarithm)
         for instruction in problem.last:
             row.code.write(instruction)
-    return b.function(f"{b.symbol}.finish", (BUFFERS, MINE, _OUTER, _QUERY, _ROWS))
+    code.add(b, "finish", (BUFFERS, MINE, _OUTER, _QUERY, _ROWS))

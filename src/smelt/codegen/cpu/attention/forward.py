@@ -12,16 +12,16 @@ Each query has its own sums, whose order depends on sizes alone: it is the same 
 
 import math
 
+from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import BlockPart
 from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.attention.softmax import write_weights
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import positions
-from smelt.codegen.loops.builder import BUFFERS, Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.builder import BUFFERS
 from smelt.device import Target
 from smelt.ir.loops import Value
 
@@ -52,20 +52,14 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
     return float(problem.count * (work + rows * pitch + _EACH))
 
 
-def write(symbol: str, problem: AttentionProblem, target: Target, sizes: Sizes) -> EntryCode:
-    """The functions of a kernel under the name `symbol`."""
-    blocks = AttentionBlocks.of(problem, target)
-    weights, finish, part = (Builder(target, symbol) for _ in range(3))
-    sums, tops, totals = (blocks.array(finish, name) for name in ("sums0", "tops", "totals"))
-    driver = _Part(part, blocks)
-    driver.write()
-    functions = (
-        write_weights(weights, blocks),
-        write_finish(finish, problem, (sums, tops, totals), blocks.pitch(problem.sums[0]), blocks.tiles.lanes),
-        part.function(f"{symbol}.part", PART),
-    )
-    helpers = {**weights.helpers, **finish.helpers, **{each.name: (each,) for each in driver.helpers.values()}}
-    return entry_code(functions, helpers, Builder(target, symbol), blocks.threads, blocks.units, blocks.workspace)
+def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
+    blocks = AttentionBlocks.of(problem, code.target)
+    write_weights(code, blocks)
+    write_finish(code, problem, blocks.workspace, "sums0", blocks.pitch(problem.sums[0]), blocks.tiles.lanes)
+    part = code.begin()
+    _Part(part, blocks).write()
+    code.add(part, "part", PART)
+    return code.end(blocks.threads, blocks.units, blocks.workspace.size)
 
 
 class _Part(BlockPart):

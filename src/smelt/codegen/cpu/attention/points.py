@@ -12,9 +12,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TypeVar
 
-from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.attention.panels import PanelForm
-from smelt.codegen.cpu.attention.problem import AttentionProblem
+from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
@@ -24,52 +22,29 @@ from smelt.ir.loops import Node, Value
 Written = TypeVar("Written")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLoad:
-    """A load that differs between queries: the form of its panels, and whether it differs between keys too."""
-
-    load: Load
-    form: PanelForm
-    by_key: bool
-
-
-PackedPanel = tuple[PackedLoad, Array]
-
-
-def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...]:
-    loads = []
-    for each in problem.body:
-        if isinstance(each, Load) and problem.query.name in each.index.axes:
-            dtype = problem.kernel.buffer(each.buffer).dtype
-            point, step = (int(each.index.stride(axis.name)) for axis in (problem.query, problem.key))
-            by_key = problem.key.name in each.index.axes
-            loads.append(PackedLoad(each, PanelForm(dtype, dtype, width, point, step if by_key else 0), by_key))
-    return tuple(loads)
-
-
 class Points:
-    """The operations of the attention `outer`, being written. `panels`: where each packed load is."""
+    """The operations of the attention `outer`, being written."""
 
-    def __init__(
-        self, b: Builder, problem: AttentionProblem, panels: Sequence[PackedPanel], lanes: int, outer: Value
-    ) -> None:
-        across = replace(problem.kernel, rows=problem.outer, cols=(problem.key, problem.query))  # lanes are queries
-        self.b, self.problem, self.panels, self.lanes = b, problem, panels, lanes
-        self.row = PointCode.of(b, across, problem.body, lanes)
-        self.row.at.axes |= positions(b, problem.outer, outer)
-        self.row.begin_row([each.load for each, _ in panels])
+    def __init__(self, b: Builder, blocks: AttentionBlocks, outer: Value) -> None:
+        self.b, self.problem, self.tiles = b, blocks.problem, blocks.tiles
+        packed = enumerate(self.problem.packed)
+        self.panels = [(load, blocks.workspace.array(b, f"packed{number}")) for number, load in packed]
+        rows, cols = self.problem.outer, (self.problem.key, self.problem.query)  # lanes are queries
+        self.row = PointCode(b, replace(self.problem.kernel, rows=rows, cols=cols), self.problem.body, self.tiles.lanes)
+        self.row.axes |= positions(b, self.problem.outer, outer)
+        self.row.begin_row([load for load, _ in self.panels])
 
     def write(self, lane: int, query: Value, key: Value, row: Value, values: dict[str, Value]) -> None:
         """Of queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
-        b = self.b
+        b, lanes = self.b, self.tiles.lanes
 
-        def load(packed: PackedLoad, panel: Array) -> Value:
-            line = panel.at(b.mul(row, packed.form.width)) if packed.by_key else panel
-            return line.load_as(panel.dtype, lane, self.lanes)
+        def read(load: Load, panel: Array) -> Value:
+            line = panel.at(b.mul(row, self.tiles.queries)) if self.problem.key.name in load.index.axes else panel
+            return line.load_as(panel.dtype, lane, lanes)
 
-        loads = {packed.load: partial(load, packed, panel) for packed, panel in self.panels}
-        self.row.at.axes[self.problem.key.name] = key
-        self.row.write(b.add(query, lane) if lane else query, self.lanes, values, packed=loads)
+        loads = {load: partial(read, load, panel) for load, panel in self.panels}
+        self.row.axes[self.problem.key.name] = key
+        self.row.write(b.add(query, lane) if lane else query, lanes, values, packed=loads)
 
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:

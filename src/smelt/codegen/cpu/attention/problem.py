@@ -91,6 +91,11 @@ class AttentionProblem:
         return self.kernel.stages[1].body if len(self.kernel.stages) > 1 else ()
 
     @property
+    def packed(self) -> tuple[Load, ...]:
+        """Loads that differ between queries."""
+        return tuple(i for i in self.body if isinstance(i, Load) and self.query.name in i.index.axes)
+
+    @property
     def queries(self) -> int:
         return int(self.query.size)
 
@@ -108,9 +113,6 @@ class AttentionProblem:
         each = sum(int(score.axis.size) for score in self.scores) + sum(int(each.axis.size) for each in self.sums)
         points = self.queries * self.keys
         return self.count * each * (points // 2 if self.reach is not None else points)
-
-    def dtype_of(self, factor: Factor) -> torch.dtype:
-        return self.kernel.buffer(factor.buffer).dtype
 
 
 def why_no_problem(kernel: Kernel) -> str | None:

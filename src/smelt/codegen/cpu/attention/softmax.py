@@ -9,28 +9,24 @@ earlier sums. A query whose scores are all -inf has no weights: its maximum coun
 import math
 from functools import partial
 
+from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.points import Points, side_by_side
-from smelt.codegen.cpu.entry_points import MINE, params
+from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import BUFFERS, Builder
 from smelt.codegen.loops.math import OF_NEGATIVE
-from smelt.ir.loops import Function, Value
+from smelt.ir.loops import Value
 
 WHERE = OUTER, _PANEL, _QUERY, _KEY, _KEYS = params("i64 outer, i64 panel, i64 query, i64 key, i64 keys")
 _CHUNK = 32  # keys whose weights are summed before they are added to the others
 
 
-def points_of(b: Builder, blocks: AttentionBlocks) -> Points:
-    """The operations on scores in a function that is given `WHERE`."""
-    panels = [(packed, blocks.array(b, f"packed{number}")) for number, packed in enumerate(blocks.packed)]
-    return Points(b, blocks.problem, panels, blocks.tiles.lanes, OUTER)
-
-
-def write_weights(b: Builder, blocks: AttentionBlocks) -> Function:
+def write_weights(code: KernelFunctions, blocks: AttentionBlocks) -> None:
     """The function of one kernel that does it."""
+    b = code.begin()
     _Weights(b, blocks).write()
-    return b.function(f"{b.symbol}.weights", (BUFFERS, MINE, *WHERE))
+    code.add(b, "weights", (BUFFERS, MINE, *WHERE))
 
 
 class _Weights:
@@ -41,9 +37,10 @@ class _Weights:
     def write(self) -> None:
         b, softmax, lanes = self.b, self.blocks.problem.softmax, self.lanes
         assert softmax is not None
-        points = points_of(b, self.blocks)
+        points = Points(b, self.blocks, OUTER)
         first = b.mul(_PANEL, self.width)
-        self.scores, tops, totals, scales = (self.blocks.array(b, n) for n in ("scores0", "tops", "totals", "scales"))
+        names = "scores0", "tops", "totals", "scales"
+        self.scores, tops, totals, scales = (self.blocks.workspace.array(b, name) for name in names)
         tops, totals = tops.at(first), totals.at(first)
         old = [tops.load(place, lanes) for place in self.places]
         new = self._largest(points, softmax.value, old)

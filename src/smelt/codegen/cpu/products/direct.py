@@ -10,17 +10,16 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.addresses import Workspace
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import vectors_of
 from smelt.codegen.cpu.products.problem import Problem, problem_of
 from smelt.codegen.cpu.products.windows import Window, start, window_of
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.loops.arrays import Array, positions
+from smelt.codegen.loops.arrays import Array, positions, spans
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
 from smelt.ir.loops import Value
@@ -37,7 +36,7 @@ _GRAIN = 1 << 16  # multiplications that are worth a thread
 
 
 @dataclass(frozen=True, slots=True)
-class DirectPlan:
+class DirectConvolution:
     """What moves how: `down` and `along` are the windows of the image, `outer` every other axis of the result."""
 
     problem: Problem
@@ -83,13 +82,12 @@ class DirectPlan:
         return self.blocks * product(axis.size for axis in self.outer)
 
     @property
-    def places(self) -> tuple[dict[str, Size], Size]:
-        """Of a thread's arrays in its workspace, and how long that is."""
-        size = self.problem.dtype.itemsize
-        return laid_out({"image": self.image_size * size, "weights": (self.taps + self.width) * size})
+    def workspace(self) -> Workspace:
+        lengths = {"image": self.image_size, "weights": self.taps + self.width}
+        return Workspace.of({name: (length, self.problem.dtype) for name, length in lengths.items()})
 
 
-def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
+def direct_convolution(problem: Problem, target: Target) -> DirectConvolution | str:
     """How a product is computed directly, or why not."""
     kernel, contract = problem.kernel, problem.contract
     if not kernel.cols or problem.dtype not in (torch.float32, torch.float64):
@@ -118,7 +116,7 @@ def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
     rows = 2 if down.outputs > 1 and idempotent(problem.epilogue) else 1
     while rows > 1 and rows * max(1, lanes // width) * problem.depth > _WRITTEN:
         rows //= 2
-    plan = DirectPlan(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
+    plan = DirectConvolution(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
     most = _IMAGE_BYTES // problem.dtype.itemsize
     while plan.image_size > most and plan.block > rows:
         plan = replace(plan, block=max(rows, plan.block // 2))
@@ -134,7 +132,7 @@ def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, 
     if len(ks) > 2 or any(not image.index.stride(axis.name) for axis in ks):
         return None
     free = [axis for axis in kernel.rows if axis.name not in weights.index.axes]
-    bounded = {name: {each for at, _ in image.bounds if name in at.axes for each in at.axes} for name in _names(ks)}
+    bounded = {k.name: {each for at, _ in image.bounds if k.name in at.axes for each in at.axes} for k in ks}
     along_k = next((k for k in ks if across.name in bounded[k.name]), None)
     loose = [k for k in ks if bounded[k.name] <= {k.name} and k is not along_k]
     if along_k is None and loose:
@@ -159,18 +157,14 @@ def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, 
     return down, along
 
 
-def _names(axes: list[Axis]) -> set[str]:
-    return {axis.name for axis in axes}
-
-
 def why_not(problem: Problem, target: Target) -> str | None:
-    plan = direct_plan(problem, target)
+    plan = direct_convolution(problem, target)
     return plan if isinstance(plan, str) else None
 
 
 def cycles(problem: Problem, target: Target) -> float:
-    plan = direct_plan(problem, target)
-    assert isinstance(plan, DirectPlan)
+    plan = direct_convolution(problem, target)
+    assert isinstance(plan, DirectConvolution)
     outer = hint(plan.extent) / plan.blocks
     width = -(-plan.along.outputs // plan.lanes) * plan.lanes
     products = plan.down.outputs * width * plan.taps / (2 * plan.width) * (1.2 if plan.rows > 1 else 1.8)
@@ -178,24 +172,22 @@ def cycles(problem: Problem, target: Target) -> float:
     return outer * (products + copied + plan.down.outputs * width)
 
 
-def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
-    plan = direct_plan(problem, target)
-    assert isinstance(plan, DirectPlan)
-    part = Builder(target, symbol, sizes)
+def write(code: KernelFunctions, problem: Problem) -> EntryCode:
+    plan, part = direct_convolution(problem, code.target), code.begin()
+    assert isinstance(plan, DirectConvolution)
     _Direct(part, plan).write()
+    code.add(part, "part", PART)
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
-    functions, entry = [part.function(f"{symbol}.part", PART)], Builder(target, symbol, sizes)
-    return entry_code(functions, part.helpers, entry, most, plan.extent, plan.places[1])
+    return code.end(most, plan.extent, plan.workspace.size)
 
 
 class _Direct:
     """The part that a thread runs, being written, with an epilogue for each row at a time."""
 
-    def __init__(self, b: Builder, plan: DirectPlan) -> None:
+    def __init__(self, b: Builder, plan: DirectConvolution) -> None:
         self.b, self.plan, self.dtype = b, plan, plan.problem.dtype
-        self.epilogues = [Epilogue.of(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
-        self.copied = Array(b, MINE, self.dtype)
-        self.weights = Array(b, b.element(MINE, "i8", plan.places[0]["weights"]), self.dtype)
+        self.epilogues = [Epilogue(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
+        self.copied, self.weights = (plan.workspace.array(b, name) for name in ("image", "weights"))
 
     def write(self) -> None:
         b, plan = self.b, self.plan
@@ -218,15 +210,13 @@ class _Direct:
 
     def _fill(self, array: Array, size: int) -> None:
         """Zeros."""
-        whole = size // self.plan.width * self.plan.width
-        for first, last, lanes in ((0, whole, self.plan.width), (whole, size, 1)):
-            with self.b.loop(first, last, lanes, guard=True) as place:
+        for first, last, lanes in spans(size, self.plan.width):
+            with self.b.loop(first, last, lanes) as place:
                 array.store(array.zero(lanes), place)
 
     def _matrix(self, factor: Factor, offset: Size) -> Array:
         """Where a factor begins, at the axes outside of windows."""
-        pointer = self.epilogues[0].row.at.pointers[factor.buffer]
-        array = Array(self.b, pointer, self.plan.problem.kernel.buffer(factor.buffer).dtype)
+        array = self.epilogues[0].at.arrays[factor.buffer]
         return array.at_index(replace(factor.index, offset=offset), self.outer)
 
     def _copy_image(self, top: Value, rows: Value) -> None:
@@ -303,7 +293,7 @@ class _Direct:
             for number, epilogue in enumerate(self.epilogues):
                 if plan.down.output:
                     epilogue.axes[plan.down.output] = b.add(b.add(top, row), number)
-                epilogue.row.begin_row()
+                epilogue.begin_row()
             held = self._held_weights()
             line = self.copied.at(b.mul(row, plan.down.step * plan.line))
 
@@ -312,7 +302,7 @@ class _Direct:
                     while len(sums) > 1:
                         pairs = zip(sums[::2], sums[1::2], strict=True)
                         sums = [b.permute(low, range(2 * low.lanes), high) for low, high in pairs]
-                    epilogue.write(column, sums[0], mask)
+                    epilogue.write_sums(column, sums[0], mask)
 
             width = plan.along.outputs
             self.epilogues[0].write_row(b.const("i64", width), width % plan.lanes, point, least=width, masks=True)

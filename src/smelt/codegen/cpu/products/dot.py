@@ -7,8 +7,6 @@ The right factor is read once, in place. The left factor is copied first, 4 rows
 it whatever its strides are, and its rows do not compete with each other or with the right factor for cache sets.
 """
 
-from collections.abc import Iterator
-
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.micro_kernel import products_added, vectors_of
@@ -102,7 +100,7 @@ def _blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlock
     return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedBlock) -> Iterator[Function]:
+def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedBlock) -> None:
     problem = blocks.problem
     with b.when(block.fresh):
         _pack_left(b, problem, tile, block)
@@ -112,8 +110,7 @@ def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedB
         dots = _Dots(b.target, problem, tile, depth % tile.lanes, adds=first > 0)
         left, right = block.packed.at(first * tile.rows).pointer, block.right.at(first).pointer
         sizes = (block.sums.pointer, blocks.pitch, block.rows, block.cols, depth)
-        b.call(dots.name, left, steep, right, apart, *sizes)
-        yield dots.write()
+        b.call_helper(dots.write(), left, steep, right, apart, *sizes)
 
 
 SCHEDULE = StreamedSchedule(_why_no_tile, _tile_of, _tiles_cost, 0.5, _blocks_of, _compute)
@@ -143,14 +140,10 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
             for number, line in enumerate(lines):
                 to.store(vector(line, column), number * lanes)
         if whole < problem.depth:
-            to, fresh = place.at(whole * tile.rows), _fresh_lanes(b, problem.depth % lanes, lanes)
+            to, fresh = place.at(whole * tile.rows), b.last_lanes(problem.depth % lanes, lanes)
             for number, line in enumerate(lines):
                 last = vector(line, b.const("i64", problem.depth - lanes))
                 to.store(b.select(fresh, last, 0.0), number * lanes)
-
-
-def _fresh_lanes(b: Builder, count: int, lanes: int) -> Value:
-    return b.flags([lane >= lanes - count for lane in range(lanes)])
 
 
 # The sums.
@@ -208,7 +201,7 @@ class _Dots:
         if not self.rest:
             return sums
         # A last vector that overlaps the previous one: elements seen before are zero in both factors.
-        fresh = _fresh_lanes(b, self.rest, tile.lanes)
+        fresh = b.last_lanes(self.rest, tile.lanes)
         last = [b.select(fresh, self._right(line, b.sub(_STEPS, tile.lanes)), 0.0) for line in lines]
         return products_added(b, self._left(panel, b.and_(_STEPS, -tile.lanes)), last, sums)
 

@@ -15,7 +15,8 @@ import functools
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import MINE, params
+from smelt.codegen.cpu.addresses import MINE
+from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.numbers import HEAD, SIDE, read
 from smelt.codegen.cpu.products.packing import FILL
 from smelt.codegen.cpu.products.tile_shape import TileShape

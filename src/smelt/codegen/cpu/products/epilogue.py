@@ -8,10 +8,10 @@ row overlaps the previous one.
 
 from collections.abc import Callable
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.cpu.schedule import idempotent, lanes_of
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.loops import Value
@@ -27,38 +27,43 @@ def epilogue_lanes(problem: Problem, target: Target, most: int) -> int:
     return lanes
 
 
-@dataclass(slots=True)
-class Epilogue:
+class Epilogue(PointCode):
     """The state of writing it. The writer of the loops sets the axes of rows, and of cols but the last, in `axes`."""
 
-    b: Builder
-    problem: Problem
-    lanes: int
-    row: PointCode
+    __slots__ = ("lanes", "problem")
 
-    @classmethod
-    def of(cls, b: Builder, problem: Problem, lanes: int) -> "Epilogue":
+    def __init__(self, b: Builder, problem: Problem, lanes: int) -> None:
         """Reads the buffers' addresses where it stands."""
-        return cls(b, problem, lanes, PointCode.of(b, problem.kernel, problem.epilogue, lanes))
+        super().__init__(b, problem.kernel, problem.epilogue, lanes)
+        self.problem, self.lanes = problem, lanes
 
-    @property
-    def axes(self) -> dict[str, Value]:
-        return self.row.at.axes
+    def write_block(
+        self, sums: Array, pitch: int, top: Value, rows: Value, left: Value, width: Value, rest: int | None, *,
+        least: int, masks: bool,
+    ) -> None:  # fmt: skip
+        """Rows of a block from `top` on, each `width` columns from `left` on, whose sums are `pitch` elements apart."""
+        b = self.b
+        with b.loop(0, rows) as row:
+            self.axes.update(positions(b, self.problem.m, b.add(top, row)))
+            line = sums.at(b.mul(row, pitch))
+            self.begin_row()
 
-    @property
-    def overlaps(self) -> bool:
-        return idempotent(self.row.inside)
+            def point(column: Value, lanes: int, mask: Value | None) -> None:
+                elements = line.load(column, lanes)
+                self.write_sums(b.add(left, column), elements, mask)
 
-    def write(self, column: Value, sums: Value, mask: Value | None = None) -> None:
+            self.write_row(width, rest, point, least=least, masks=masks)
+
+    def write_sums(self, column: Value, sums: Value, mask: Value | None = None) -> None:
         """Of as many points as `sums` has lanes, from `column` of the last axis on."""
-        self.row.write(column, sums.lanes, {self.problem.contract.out: sums}, mask)
+        self.write(column, sums.lanes, {self.problem.contract.out: sums}, mask)
 
     def write_row(self, width: Value, rest: int | None, point: Point, *, least: int, masks: bool) -> None:
         """Vectors of a row of `width` points, at `least` so many. `rest`: how many whole vectors leave over, if it is
         known. Those overlap the last vector, with a mask if points may not be computed twice; without `masks` they are
         computed one by one."""
         b, lanes, is_long, is_even = self.b, self.lanes, least >= self.lanes, rest == 0 or self.lanes == 1
-        whole, overlaps = width, self.overlaps and not is_even
+        whole, overlaps = width, idempotent(self.inside) and not is_even
         if overlaps and not is_long:
             whole = b.select(b.icmp("sge", width, lanes), width, 0)
         elif not overlaps and not is_even:
@@ -73,7 +78,7 @@ class Epilogue:
             with b.loop(whole, width, guard=True) as column:
                 point(column, 1, None)
         elif rest is not None:
-            point(b.sub(width, lanes), lanes, b.flags([lane >= lanes - rest for lane in range(lanes)]))
+            point(b.sub(width, lanes), lanes, b.last_lanes(rest, lanes))
         else:
             more = b.and_(width, lanes - 1)
             with b.when(b.icmp("ne", more, 0)):

@@ -14,9 +14,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.micro_kernel import products_added, spread
+from smelt.codegen.cpu.products.panel_copies import pack_matrix
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, StreamedSchedule, block_lanes
-from smelt.codegen.cpu.transpose_tiles import transposed
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
@@ -110,61 +110,25 @@ def _blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBloc
     return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> list[Function]:
+def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> None:
     problem = blocks.problem
-    along = known_equal(problem.k[0].left, 1)
-    packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, b.target)
     rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, b.target)
-    left, right, packed, sums = (each.pointer for each in (block.left, block.right, block.packed, block.sums))
     with b.when(block.fresh):
-        apart = problem.m[0].left if problem.m else 0
-        b.call(packer.name, left, apart, problem.k[0].left, packed, block.rows, problem.depth)
+        strides = problem.m[0].left if problem.m else 0, problem.k[0].left
+        pack_matrix(block.left, strides, (block.rows, problem.depth), block.packed, tile.stored_rows, tile.rows)
+    packed, right, sums = (each.pointer for each in (block.packed, block.right, block.sums))
     sizes = (block.rows, block.cols, problem.depth)
-    b.call(rows.name, packed, right, problem.k[0].right, sums, blocks.pitch, *sizes)
-    return [rows, packer]
+    b.call_helper(rows, packed, right, problem.k[0].right, sums, blocks.pitch, *sizes)
 
 
 SCHEDULE = StreamedSchedule(_why_no_tile, _tile_of, _tiles_cost, 1, _blocks_of, _compute)
 
 
-# The left factor.
-
-_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS = params("ptr left, i64 apart, i64 step, ptr packed, i64 rows, i64 depth")
-
-
-@functools.cache
-def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> Function:
-    """Copies rows of the left factor in tiles: of each step along the sum, all rows. Those that a last tile lacks are
-    the last there is. Rows are `apart` from each other, steps `step`, or with `along` one."""
-    b, group, stored = Builder(target), tile.group, tile.stored_rows
-    left, packed, last = Array(b, _LEFT, source), Array(b, _PACKED, dtype), b.sub(_COUNT, 1)
-    with b.loop(0, _COUNT, tile.rows) as first:
-        rows = [b.smin(b.add(first, number), last) if number else first for number in range(tile.rows)]
-        lines = [left.at(b.mul(row, _APART)) for row in rows]
-        lines += lines[-1:] * (stored - tile.rows)
-        place = packed.at(b.mul(b.udiv(first, tile.rows), b.mul(_STEPS, stored)))
-        whole = b.const("i64", 0)
-        if along and tile.rows > 1:  # steps that are read together are transposed in registers
-            whole = b.and_(_STEPS, -group)
-            with b.loop(0, whole, group, guard=True) as step:
-                to = place.at(b.mul(step, stored))
-                for row in range(0, stored, group):
-                    vectors = [line.load_as(dtype, step, group) for line in lines[row : row + group]]
-                    for number, vector in enumerate(transposed(b, vectors)):
-                        to.store(vector, number * stored + row)
-        with b.loop(whole, _STEPS, guard=True) as step:
-            to = place.at(b.mul(step, stored))
-            at = step if along else b.mul(step, _STEP)
-            for number, line in enumerate(lines):
-                to.store(line.load_as(dtype, at), number)
-    kinds = f"{short_name(source)}.{short_name(dtype)}"
-    name = f"smelt.pack_rows{'_along' if along else ''}.{kinds}.{tile.rows}.{group}"
-    return b.function(name, (_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS), "shared")
-
-
 # The sums.
 
-_RIGHT, _SUMS, _PITCH, _WIDTH = params("ptr right, ptr sums, i64 pitch, i64 cols")
+_TAKEN = _LEFT, _RIGHT, _APART, _SUMS, _PITCH, _COUNT, _WIDTH, _STEPS = params(
+    "ptr left, ptr right, i64 apart, ptr sums, i64 pitch, i64 rows, i64 cols, i64 depth"
+)
 
 
 @functools.cache
@@ -187,7 +151,7 @@ def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: i
         with b.loop(0, _COUNT, tile.rows) as row:
             writer.tile(*writer.row(row), last, (run, until))
     name = f"smelt.rows.{short_name(source)}.{short_name(dtype)}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
-    return b.function(name, (_LEFT, _RIGHT, _APART, _SUMS, _PITCH, _COUNT, _WIDTH, _STEPS), "shared")
+    return b.function(name, _TAKEN, "shared")
 
 
 class _Rows:

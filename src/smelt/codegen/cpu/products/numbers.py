@@ -62,7 +62,7 @@ class Numbers:
         right = left + len(sides[0])
         head: dict[str, Size | str] = {
             "m": tiling.sizes[0], "n": tiling.sizes[1], "k": tiling.sizes[2], **{name: name for name in _COMPUTED[:-1]},
-            "sums": space.starts["sums"], "stride": space.stride, "left": left, "right": right,
+            "sums": space.start("sums"), "stride": space.stride, "left": left, "right": right,
             "out_base": index.offset, "out_step": index.stride(m[0].name) if m else 0,
             "out_axes": right + len(sides[1]), "outer_count": max(1, len(tiling.outer)),
         }  # fmt: skip
@@ -113,8 +113,8 @@ def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
     for index, extent in ((factor.index, 0), *factor.bounds):
         records.append([extent, index.offset, *(each for group in axes for each in _pairs(group, index))])
     side: dict[str, Size | str] = {
-        "panels": space.starts[name], "ks": space.starts[f"{name}_steps"], "xs": space.starts[f"{name}_points"],
-        "pk": space.starts[f"{name}_step_positions"], "px": space.starts[f"{name}_positions"],
+        "panels": space.start(name), "ks": space.start(f"{name}_steps"), "xs": space.start(f"{name}_points"),
+        "pk": space.start(f"{name}_step_positions"), "px": space.start(f"{name}_positions"),
         "depth": space.depth, "length": (space.rows, space.cols)[number],
         "size": tiling.problem.kernel.buffer(factor.buffer).size,
         "ascending": int(_ascends(points, factor.index)), "bounds": len(factor.bounds),
@@ -122,7 +122,7 @@ def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
         "outer_count": max(1, len(tiling.outer)), "point_count": max(1, len(points)),
         "step_count": max(1, len(tiling.problem.k)), "record": len(records[0]),
         "period": period(factor, tiling.problem.k) or run(factor, tiling.problem.k),
-        "table": space.starts.get("windows", 0),
+        "table": space.start("windows") if tiling.problem.is_bounded else 0,
         "apart": "kept" if number else 0,
     }  # fmt: skip
     return [*(side[each] for each in SIDE), *(value for record in records for value in record)]

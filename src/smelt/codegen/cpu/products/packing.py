@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import MINE, params
+from smelt.codegen.cpu.addresses import MINE
+from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.numbers import RECORD, SIDE, read
 from smelt.codegen.cpu.products.panel_copies import PanelCopy
 from smelt.codegen.loops.arrays import Array
@@ -150,6 +151,14 @@ class PackerFrame(Side):
         self._fill_steps(pk, record, self.steps)
         return pk, px, b.convert("trunc", record.load(), "i32")
 
+    def inside(self, positions: Sequence[Value], step: Value) -> Value:
+        """Which points, given their positions for each bound, are in all bounds at a step."""
+        in_bounds = TRUE
+        for position, (pk, _, extent) in zip(positions, self.bounds, strict=True):
+            within = self.b.icmp("ult", self.b.add(position, pk.load(step)), extent)
+            in_bounds = within if in_bounds is TRUE else self.b.and_(in_bounds, within)
+        return in_bounds
+
     def offset_of_step(self, step: Value) -> Value:
         return self.ks.load(step)
 
@@ -174,7 +183,7 @@ class _Packer(PackerFrame):
         self.begin = b.mul(self.panel.index, self.width)  # the panel's first point
         self.xs = self.all_xs.at(self.begin)
         self.to = self.panels.at(b.mul(self.begin, self.steps))
-        self.copy = PanelCopy(self.to, self.width, self.chunk.index, self.stop)
+        self.copy = PanelCopy(self.to, self.width, self.width, self.chunk.index, self.stop)
 
     def end(self) -> Function:
         self.panel.end()
@@ -226,13 +235,6 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Function:
     enough = b.icmp("sge", size, width)
     points_of = [px.at(packer.begin) for _, px, _ in packer.bounds]
 
-    def inside(positions: list[Value], step: Value) -> Value:
-        in_bounds = TRUE
-        for position, (pk, _, extent) in zip(positions, packer.bounds, strict=True):
-            within = b.icmp("ult", b.add(position, pk.load(step)), extent)
-            in_bounds = within if in_bounds is TRUE else b.and_(in_bounds, within)
-        return in_bounds
-
     def one_by_one(only: Value | None = None) -> None:
         """Of all steps, or of one."""
         with b.loop(0, width) as point:
@@ -240,7 +242,7 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Function:
             positions = [table.load(point) for table in points_of]
             with b.loop(only or packer.chunk.index, b.add(only, 1) if only else packer.stop, guard=True) as step:
                 # What is outside is read in the workspace, to no effect: the buffer may have no element at all.
-                there, place = inside(positions, step), source.at(packer.offset_of_step(step)).pointer
+                there, place = packer.inside(positions, step), source.at(packer.offset_of_step(step)).pointer
                 element = Array(b, b.select(there, place, MINE), form.source).load_as(form.dtype)
                 to.store(b.select(there, element, to.zero()), b.mul(step, width))
 
@@ -251,7 +253,7 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Function:
 
             def whole() -> None:
                 elements = packer.factor.load_as(form.dtype, place, width)
-                packer.at(step).store(b.select(inside(positions, step), elements, packer.to.zero(width)))
+                packer.at(step).store(b.select(packer.inside(positions, step), elements, packer.to.zero(width)))
 
             # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an
             # unsigned number, above every size.

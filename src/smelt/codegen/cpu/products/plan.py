@@ -3,21 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from smelt.codegen.cpu.kernel_schedules import Limit, ProblemKind, ProblemSchedule
+from smelt.codegen.cpu.kernel_schedules import Limit, ProblemKind, Schedule
 from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of, why_no_problem
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of
 from smelt.symbolic.symsize import hint, is_symsize
 
-TILED = ProblemSchedule(
+TILED = Schedule(
     "tiled", "products: both factors are packed for register tiles", tiled.why_not, tiled.cycles, tiled.write
 )
 SCHEDULES = (
     TILED,
     dot.SCHEDULE.named("dot", "x @ w.t() of few rows: vectors along the sum, w is read in place"),
     few_rows.SCHEDULE.named("few rows", "x @ w of few rows: vectors along the columns, w is read in place"),
-    ProblemSchedule(
+    Schedule(
         "direct", "convolutions of few taps: the image is copied with its edges, all taps are unrolled",
         direct.why_not, direct.cycles, direct.write,
     ),
@@ -25,7 +25,7 @@ SCHEDULES = (
 _COUNTS = tuple(1 << power for power in range(1, 11))  # that schedules are compared at
 
 
-def _limits(problem: Problem, best: ProblemSchedule, target: Target) -> Iterator[Limit]:
+def _limits(problem: Problem, best: Schedule, target: Target) -> Iterator[Limit]:
     """Up to how many rows tiles are no better, where those vary; and where several sizes vary, up to where though all
     of them grow: an example of a few rows and columns says nothing of many."""
     groups = (problem.m, problem.n, problem.k)
@@ -36,7 +36,7 @@ def _limits(problem: Problem, best: ProblemSchedule, target: Target) -> Iterator
             yield tuple((axis.size, "sle", count) for axis in grown)
 
 
-def _outgrown(problem: Problem, axes: list[ProductAxis], best: ProblemSchedule, target: Target) -> int | None:
+def _outgrown(problem: Problem, axes: list[ProductAxis], best: Schedule, target: Target) -> int | None:
     """The size up to which tiles are no better, if all of the axes have it."""
     for count in _COUNTS:
         larger = {axis.name: replace(axis, size=count) for axis in axes}

@@ -7,12 +7,13 @@ The factors are ordered so that the kernel's last col axis, along which results 
 one: the axes of `n`. Axes of extent one are dropped, and adjacent axes that every access walks together are merged.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import merged, without_unit_axes
+from smelt.codegen.axes import merged, merged_axes, reindexed, without_unit_axes
 from smelt.ir.check_kernel import contraction_of, factor_range
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Instruction, Kernel, Stage
 from smelt.ir.substitute_sizes import shape_env_of
@@ -168,14 +169,15 @@ def _sums_nothing(kernel: Kernel, contract: Contract) -> bool:
     return any(each.bounds and factor_range(each, axes + contract.axes) is None for each in contract.factors)
 
 
-def _empty_sum(contract: Contract) -> Contract:
-    """The sum over one axis without a step, of factors that are read nowhere and so need no bounds."""
-    gone = {axis.name for axis in contract.axes}
-    left, right = (
-        Factor(each.buffer, Index(tuple(term for term in each.index.terms if term[0] not in gone)))
-        for each in contract.factors
-    )
-    return replace(contract, axes=(Axis(f"{contract.out}.none", 0),), left=left, right=right)
+def _over(contract: Contract, axes: Sequence[Axis], names: Iterable[str]) -> Contract:
+    """The sum over other axes, with the terms of some names in its indices."""
+
+    def over(index: Index) -> Index:
+        return Index(tuple(term for term in index.terms if term[0] in names), index.offset)
+
+    moved = reindexed(contract, over)
+    assert isinstance(moved, Contract)
+    return replace(moved, axes=tuple(axes))
 
 
 def _with_merged_sum(kernel: Kernel) -> Kernel:
@@ -183,25 +185,11 @@ def _with_merged_sum(kernel: Kernel) -> Kernel:
     factors walk together."""
     contract = contraction_of(kernel)
     assert contract is not None
-    if _sums_nothing(kernel, contract):
-        return _with(kernel, contract, _empty_sum(contract))
+    names = {axis.name for axis in kernel.rows + kernel.cols}
+    if _sums_nothing(kernel, contract):  # one axis without a step, of factors that are read nowhere
+        left, right = (Factor(each.buffer, replace(each.index, offset=0)) for each in contract.factors)
+        empty = replace(contract, left=left, right=right)
+        return _with(kernel, contract, _over(empty, (Axis(f"{contract.out}.none", 0),), names))
     indices = [index for factor in contract.factors for index in (factor.index, *(at for at, _ in factor.bounds))]
-    kept = [axis for axis in contract.axes if axis.size != 1]
-    place = len(kept) - 2
-    while place >= 0:
-        outer, inner = kept[place], kept[place + 1]
-        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in indices]
-        if all(known_equal(*each) for each in steps):
-            kept[place : place + 2] = [Axis(inner.name, outer.size * inner.size)]
-        place -= 1
-    names = {axis.name for axis in (*kernel.rows, *kernel.cols, *kept)}
-
-    def over(index: Index) -> Index:
-        return Index(tuple(term for term in index.terms if term[0] in names), index.offset)
-
-    def fixed(factor: Factor) -> Factor:
-        bounds = tuple((over(position), extent) for position, extent in factor.bounds)
-        return Factor(factor.buffer, over(factor.index), bounds)
-
-    merged = replace(contract, axes=tuple(kept), left=fixed(contract.left), right=fixed(contract.right))
-    return _with(kernel, contract, merged)
+    kept = merged_axes([axis for axis in contract.axes if axis.size != 1], indices)
+    return _with(kernel, contract, _over(contract, kept, names.union(axis.name for axis in kept)))

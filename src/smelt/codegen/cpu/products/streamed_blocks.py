@@ -6,25 +6,25 @@ For schedules that read the right factor in place. The left factor is small: eac
 order the loops read it. The last block of a row takes the remainder, and is never narrower than a vector.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import laid_out
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
-from smelt.codegen.cpu.kernel_schedules import Limit, ProblemSchedule
+from smelt.codegen.cpu.addresses import Workspace
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions
+from smelt.codegen.cpu.kernel_schedules import Limit, Schedule
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, problem_of
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Factor
-from smelt.ir.loops import Function, Value
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal, lesser
 
@@ -60,10 +60,9 @@ class StreamedBlocks:
         return self.problem.batches * self.row_blocks * self.col_blocks
 
     @property
-    def places(self) -> tuple[dict[str, Size], Size]:
-        """Of a thread's arrays in its workspace, and how long that is."""
-        size = self.problem.dtype.itemsize
-        return laid_out({"sums": self.block_rows * self.pitch * size, "left": self.left_size * size})
+    def workspace(self) -> Workspace:
+        lengths = {"sums": self.block_rows * self.pitch, "left": self.left_size}
+        return Workspace.of({name: (length, self.problem.dtype) for name, length in lengths.items()})
 
     @property
     def needs(self) -> tuple[Limit, ...]:
@@ -87,18 +86,17 @@ class StreamedBlock:
 
 @dataclass(frozen=True, slots=True)
 class StreamedSchedule:
-    """A schedule of such blocks. A tile says how a block is computed; `compute` writes that, and returns the functions
-    it calls, for any kernel of a module to share."""
+    """A schedule of such blocks. A tile says how a block is computed, `compute` writes that."""
 
     why_no_tile: Callable[[Problem], str | None]
     tile_of: Callable[[Problem, Target], Any]
     tiles_cost: Callable[[Problem, Any], float]
     packing_cost: float  # cycles for an element of a left factor that is contiguous along the sum
     blocks_of: Callable[[Problem, Target, Any], StreamedBlocks]
-    compute: Callable[[Builder, StreamedBlocks, Any, StreamedBlock], Iterable[Function]]
+    compute: Callable[[Builder, StreamedBlocks, Any, StreamedBlock], None]
 
-    def named(self, name: str, why: str) -> ProblemSchedule:
-        return ProblemSchedule(name, why, self.why_not, self.cycles, self.write, self.needs)
+    def named(self, name: str, why: str) -> Schedule:
+        return Schedule(name, why, self.why_not, self.cycles, self.write, self.needs)
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         problem = as_matrices(problem)
@@ -120,19 +118,12 @@ class StreamedSchedule:
         tile = self.tile_of(at_example(problem), target)
         return self.blocks_of(problem, target, tile), tile
 
-    def write(self, symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
-        blocks, tile = self._blocks(problem, target)
-        part = Builder(target, symbol, sizes)
-        shared: dict[str, tuple[Function, ...]] = {}
-
-        def compute(block: StreamedBlock) -> None:
-            shared.update({each.name: (each,) for each in self.compute(part, blocks, tile, block)})
-
-        _Part(part, blocks, compute).write()
+    def write(self, code: KernelFunctions, problem: Problem) -> EntryCode:
+        (blocks, tile), part = self._blocks(problem, code.target), code.begin()
+        _Part(part, blocks, partial(self.compute, part, blocks, tile)).write()
+        code.add(part, "part", PART)
         most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
-        functions, helpers = [part.function(f"{symbol}.part", PART)], {**part.helpers, **shared}
-        entry = Builder(target, symbol, sizes)
-        return entry_code(functions, helpers, entry, most, blocks.extent, blocks.places[1])
+        return code.end(most, blocks.extent, blocks.workspace.size)
 
 
 def right_bytes(problem: Problem) -> int:
@@ -180,7 +171,7 @@ class _Part:
 
     def __init__(self, b: Builder, blocks: StreamedBlocks, compute: Callable[[StreamedBlock], None]) -> None:
         self.b, self.blocks, self.compute = b, blocks, compute
-        self.epilogue = Epilogue.of(b, blocks.problem, blocks.lanes)
+        self.epilogue = Epilogue(b, blocks.problem, blocks.lanes)
 
     def write(self) -> None:
         b, blocks, problem = self.b, self.blocks, self.blocks.problem
@@ -199,8 +190,8 @@ class _Part:
                 self._start(problem.contract.right, problem.n, left),
                 b.smin(b.sub(problem.rows, top), blocks.row_step),
                 b.sub(right_end, left),
-                Array(b, b.element(MINE, "i8", blocks.places[0]["left"]), problem.dtype),
-                Array(b, MINE, problem.dtype),
+                blocks.workspace.array(b, "left"),
+                blocks.workspace.array(b, "sums"),
                 b.or_(b.icmp("eq", number, 0), b.icmp("eq", unit, first)),
             )
             self.compute(block)
@@ -213,22 +204,13 @@ class _Part:
 
     def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: Value) -> Array:
         """Where the block's rows or columns begin in a factor."""
-        at, problem = self.epilogue.row.at, self.blocks.problem
-        matrix = Array(self.b, at.pointers[factor.buffer], problem.kernel.buffer(factor.buffer).dtype)
+        at, problem = self.epilogue.at, self.blocks.problem
         batch = {axis.name: at.axes[axis.name] for axis in problem.batch}
-        return matrix.at_index(factor.index, batch | {axis.name: first for axis in axes})
+        return at.arrays[factor.buffer].at_index(factor.index, batch | {axis.name: first for axis in axes})
 
     def _finish(self, block: StreamedBlock, top: Value, left: Value) -> None:
         """The epilogue of a finished block, row by row."""
-        b, blocks, problem = self.b, self.blocks, self.blocks.problem
-        with b.loop(0, block.rows) as row:
-            for axis in problem.m:
-                self.epilogue.axes[axis.name] = b.add(top, row)
-            self.epilogue.row.begin_row()
-            line = block.sums.at(b.mul(row, blocks.pitch))
-
-            def point(column: Value, lanes: int, mask: Value | None) -> None:
-                self.epilogue.write(b.add(left, column), line.load(column, lanes), mask)
-
-            rest = 0 if known_equal(problem.cols % blocks.lanes, 0) else None  # only the last block may have one
-            self.epilogue.write_row(block.cols, rest, point, least=blocks.least, masks=True)
+        blocks = self.blocks
+        rest = 0 if known_equal(blocks.problem.cols % blocks.lanes, 0) else None  # only the last block may have one
+        where = top, block.rows, left, block.cols, rest
+        self.epilogue.write_block(block.sums, blocks.pitch, *where, least=blocks.least, masks=True)

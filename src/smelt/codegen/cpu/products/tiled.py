@@ -10,7 +10,8 @@ A part owns its panels and sums, in its workspace. The functions that do the wor
 
 import torch
 
-from smelt.codegen.cpu.entry_points import MINE, PART, entry_code, params
+from smelt.codegen.cpu.addresses import MINE
+from smelt.codegen.cpu.entry_points import PART, KernelFunctions, params
 from smelt.codegen.cpu.products.drive import DriveForm, drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel, micro_kernel_along
@@ -24,7 +25,6 @@ from smelt.codegen.cpu.products.window_packing import pack_channels, pack_window
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import BUFFERS, Builder, param
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Store
 from smelt.ir.loops import Function, Value
@@ -52,29 +52,27 @@ def cycles(problem: Problem, target: Target) -> float:
     return float(problem.batches * (work + 2 * packed + rows * cols))
 
 
-def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
-    """The functions of a kernel under the name `symbol`."""
-    tiling = Tiling.of(problem, target)
+def write(code: KernelFunctions, problem: Problem) -> EntryCode:
+    tiling = Tiling.of(problem, code.target)
     space = PanelSpace.of(tiling)
     out, numbers = stored(tiling), Numbers.of(tiling, space)
-    helpers = _helpers(tiling, target, in_place=out is not None)
-    part, finish, entry = (Builder(target, symbol, sizes) for _ in range(3))
-    functions = []
+    helpers = _helpers(tiling, code.target, in_place=out is not None)
+    code.helpers.update({each.name: each for each in helpers.values()})
+    part, finish, entry = code.begin(), code.begin(), code.begin()
     if not numbers.is_constant:
-        filling = Builder(target, symbol, sizes)
+        filling = code.begin()
         numbers.write(filling, tiling, _NUMBERS)
-        functions.append(filling.function(f"{symbol}.fill_numbers", (BUFFERS, _NUMBERS)))
+        code.add(filling, "fill_numbers", (BUFFERS, _NUMBERS))
     _write_part(part, tiling, helpers, out, _table(part, numbers))
-    functions.append(part.function(f"{symbol}.part", PART))
+    code.add(part, "part", PART)
     if numbers.is_constant:
-        functions[-1].tables += (numbers.table(f"{symbol}.numbers", tiling),)
+        code.functions[-1].tables += (numbers.table(f"{code.symbol}.numbers", tiling),)
     if out is None:
         _Finish(finish, tiling, space).write()
-        functions.append(finish.function(f"{symbol}.finish", _FINISH))
+        code.add(finish, "finish", _FINISH)
     table = _table(entry, numbers)
     units, threads = (read(entry, table, HEAD, name) for name in ("units", "threads"))
-    shared = {**finish.helpers, **{each.name: (each,) for each in helpers.values()}}
-    return entry_code(functions, shared, entry, threads, units, space.size)
+    return code.end(threads, units, space.workspace.size, b=entry)
 
 
 def _table(b: Builder, numbers: Numbers) -> Value:
@@ -145,7 +143,7 @@ class _Finish:
         self.b, self.tiling, self.stride = b, tiling, space.stride
         self.least = 0 if tiling.varies else self._narrowest()  # cols that a row of a block has
         lanes = epilogue_lanes(tiling.epilogue, b.target, self.least or space.cols)
-        self.epilogue = Epilogue.of(b, tiling.epilogue, lanes)
+        self.epilogue = Epilogue(b, tiling.epilogue, lanes)
 
     def _narrowest(self) -> int:
         tiling = self.tiling
@@ -169,14 +167,5 @@ class _Finish:
 
     def _rows(self, sums: Array, left: Value, width: Value) -> None:
         """Rows of the epilogue, from a column on."""
-        b, (_, _, _, top, rows, _, _) = self.b, _FINISH
-        with b.loop(0, rows) as row:
-            self.epilogue.axes.update(positions(b, self.epilogue.problem.m, b.add(top, row)))
-            line = sums.at(b.mul(row, self.stride))
-            self.epilogue.row.begin_row()
-
-            def point(column: Value, lanes: int, mask: Value | None) -> None:
-                elements = line.load(column, lanes)
-                self.epilogue.write(b.add(left, column), elements, mask)
-
-            self.epilogue.write_row(width, None, point, least=self.least, masks=False)
+        _, _, _, top, rows, _, _ = _FINISH
+        self.epilogue.write_block(sums, self.stride, top, rows, left, width, None, least=self.least, masks=False)

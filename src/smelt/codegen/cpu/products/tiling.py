@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import indices, without_axes
-from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.axes import indices, walked_as_one, without_axes
+from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.products.panel_copies import ACROSS
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
@@ -164,21 +166,16 @@ def units(blocks: Blocks, sizes: Sequence[Any]) -> Any:
 def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
     """How many of the last axes everything walks as one."""
     count = min(1, len(axes))
-    while count < len(axes):
-        outer, inner = axes[-count - 1], axes[-count]
-        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in indices(kernel)]
-        if not all(known_equal(*each) for each in steps):
-            break
+    while count < len(axes) and walked_as_one(axes[-count - 1], axes[-count], indices(kernel)):
         count += 1
     return count
 
 
 @dataclass(frozen=True, slots=True)
 class PanelSpace:
-    """Where the arrays of a part begin in its workspace, in bytes."""
+    """The arrays of a part."""
 
-    starts: dict[str, int]
-    size: int
+    workspace: Workspace
     rows: int  # of the longest block, with those that its last panel lacks
     cols: int
     depth: int
@@ -187,7 +184,7 @@ class PanelSpace:
     @classmethod
     def of(cls, tiling: Tiling) -> "PanelSpace":
         """For blocks of the sizes that are known, or the longest there may be."""
-        item, (m, n, k, _) = tiling.problem.dtype.itemsize, tiling.sizes
+        dtype, (m, n, k, _) = tiling.problem.dtype, tiling.sizes
         if tiling.varies:
             rows, cols, depth = longest_blocks((m, n, k), tiling.tile, tiling.col_step)
             depth = min(depth, tiling.most.depth)
@@ -197,16 +194,18 @@ class PanelSpace:
             rows, cols, depth, several = blocks.rows, blocks.cols, blocks.depth, blocks.depth_count > 1
             kept = blocks.kept * depth * blocks.depth_count
         cols = rounded(cols, tiling.tile.cols)
-        sizes = {"sums": (rows if several or tiling.is_transposed else tiling.tile.rows) * cols * item}
+        rows_of_sums = rows if several or tiling.is_transposed else tiling.tile.rows
+        lengths: dict[str, tuple[Size, torch.dtype]] = {"sums": (rows_of_sums * cols, dtype)}
         for name, length, factor in zip(("left", "right"), (rows, cols), tiling.problem.contract.factors, strict=True):
             panels = max(length * depth, kept if name == "right" and several else 0)
-            sizes[name] = panels * item if name == "right" or not tiling.stays else 0
-            sizes[f"{name}_steps"] = depth * 8
-            sizes[f"{name}_points"] = length * 8
-            sizes[f"{name}_step_positions"] = len(factor.bounds) * depth * 4
-            sizes[f"{name}_positions"] = len(factor.bounds) * length * 4
+            lengths[name] = panels if name == "right" or not tiling.stays else 0, dtype
+            lengths[f"{name}_steps"], lengths[f"{name}_points"] = (depth, torch.int64), (length, torch.int64)
+            lengths[f"{name}_step_positions"] = len(factor.bounds) * depth, torch.int32
+            lengths[f"{name}_positions"] = len(factor.bounds) * length, torch.int32
         if tiling.problem.is_bounded:
-            sizes["windows"] = table_bytes(max(tiling.tile.rows, tiling.tile.cols))
-        starts, end = laid_out(sizes, apart=0)
-        starts = {name: int(start) for name, start in starts.items()}
-        return cls(starts, int(end), rows, cols, depth, rows if tiling.is_transposed else cols)
+            lengths["windows"] = table_bytes(max(tiling.tile.rows, tiling.tile.cols)), torch.uint8
+        workspace = Workspace.of(lengths, apart=0)
+        return cls(workspace, rows, cols, depth, rows if tiling.is_transposed else cols)
+
+    def start(self, name: str) -> Size:
+        return self.workspace.places[name][0]

@@ -37,15 +37,6 @@ class _WindowPacker(PackerFrame):
         self.panel.end()
         return self.function()
 
-    def inside(self, step: Value) -> Value:
-        """Which points are in all bounds."""
-        b, width = self.b, self.width
-        in_bounds = b.const("i1", True, width)
-        for position, (pk, _, extent) in zip(self.positions, self.bounds, strict=True):
-            further = b.splat(pk.load(step), width)
-            in_bounds = b.and_(in_bounds, b.icmp("ult", b.add(position, further), extent))
-        return in_bounds
-
     def offsets(self, step: Value, inside: Value) -> Value:
         """Where the points are; for those out of bounds the first of the buffer, which may be read as well."""
         b = self.b
@@ -72,7 +63,7 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Function:
     flags = after.at(b.mul(period, width))
 
     with b.loop(0, b.smin(period, packer.steps), guard=True) as place:
-        inside = packer.inside(place)
+        inside = packer.inside(packer.positions, place)
         table.store(packer.offsets(place, inside), b.mul(place, width))
         masks.store(packer.mask(inside), b.mul(place, width))
         some = b.select(b.reduce_lanes("or", inside), b.const("i64", 0), _NONE)
@@ -119,7 +110,7 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Function:
         begin = b.sub(b.mul(number, run), phase)
         first = b.smax(begin, 0)
         length = b.sub(b.smin(b.add(begin, run), packer.steps), first)
-        inside = packer.inside(first)
+        inside = packer.inside(packer.positions, first)
 
         def some() -> None:
             offsets, mask = packer.offsets(first, inside), packer.mask(inside)

@@ -204,7 +204,7 @@ def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
     """All lanes by the helper. A loop in there: calls for each lane took LLVM longer than the rest of a kernel."""
     helper, kind = _REDUCE[x.kind], f"i{BITS[x.kind]}"
     if helper not in b.helpers:
-        b.helpers[helper] = ((_reduce_wide_angles if x.kind == "f64" else _reduce_angles)(b.target),)
+        b.helpers[helper] = (_reduce_wide_angles if x.kind == "f64" else _reduce_angles)(b.target)
     place = b.stack(f"angles{x.kind}.{x.lanes}", kind, 2 * x.lanes, 16)
     b.store(x, place)
     b.call(helper, place, b.const("i64", x.lanes))

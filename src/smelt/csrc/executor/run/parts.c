@@ -146,20 +146,23 @@ plan_room(const Table *table, const VariantRecord *variant)
     for (int64_t i = 0; i < variant->value_count; i++) {
         room.numbers += (size_t)table->values[variant->values + i].number_count;
     }
-    room.words = 1 + (size_t)(variant->symbol_count + variant->produced_count + variant->step_count) + room.dims + room.numbers
+    room.words = 2 + (size_t)(variant->symbol_count + variant->produced_count + variant->step_count) + room.dims + room.numbers
                  + (size_t)variant->value_count * (sizeof(PlannedValue) / sizeof(int64_t));
     return room;
 }
 
 bool
-smelt_run_make_plan(Run *run, const VariantRecord *variant, Plan *plan)
+smelt_run_make_plan(const Run *run, const VariantRecord *variant, Plan *plan)
 {
     const PlanRoom room = plan_room(run->table, variant);
     int64_t *memory = run->allocator->allocate(run->allocator->context, 8 * room.words, FILE_ALIGN);
     if (memory == NULL) {
         return false;
     }
-    *plan = (Plan){.memory = memory, .words = room.words, .symbols = memory};
+    *plan = (Plan){.memory = memory, .words = room.words};
+    plan->arena_bytes = memory;
+    plan->workspace_bytes = memory + 1;
+    plan->symbols = memory + 2;
     plan->produced_bytes = plan->symbols + variant->symbol_count;
     plan->produced_sizes = plan->produced_bytes + variant->produced_count;
     plan->step_bytes = plan->produced_sizes + room.dims;

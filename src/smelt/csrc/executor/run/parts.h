@@ -28,9 +28,9 @@ _Static_assert(sizeof(PlannedValue) == 3 * sizeof(int64_t), "plans are words");
 
 typedef struct {
     bool valid;
-    void *memory; /* one allocation for all that follows */
+    int64_t *memory; /* one allocation for all that follows */
     size_t words;
-    int64_t arena_bytes;
+    int64_t *arena_bytes, *workspace_bytes; /* the latter of the launch that needs the most */
     int64_t *symbols;
     int64_t *produced_bytes, *produced_sizes;
     int64_t *step_bytes; /* of a launch its workspace, of a copy its length */
@@ -73,6 +73,7 @@ struct Run {
                            smelt_error *error); /* a kernel on `buffers` */
     const char *constants;
     char *state_data;
+    const int64_t *const *made_plans; /* of each variant, the words of its plan or NULL; NULL: there are none */
     char *nothing, *empty; /* where tensors without elements are: 64 bytes of the host, and where registers are */
     int64_t threads;
     int64_t most_states; /* that a call may go through; 0: any number */
@@ -106,7 +107,7 @@ void smelt_run_forget(Run *run, const RegisterRecord *record);
 int64_t smelt_run_wrong_dimension(Run *run, const RegisterRecord *record, const int64_t *sizes);
 
 /* Allocates the plan of a variant. False: there is no memory. */
-bool smelt_run_make_plan(Run *run, const VariantRecord *variant, Plan *plan);
+bool smelt_run_make_plan(const Run *run, const VariantRecord *variant, Plan *plan);
 
 /* Bytes that a run, its arrays and all its plans take, of an allocator with a head of FILE_ALIGN bytes for each. */
 int64_t smelt_run_bytes(const Table *table);

@@ -163,7 +163,7 @@ plan_values(const Run *run, const VariantRecord *variant, Plan *plan)
             || !evaluate_bytes(run, value->bytes, &planned->bytes)) {
             return false;
         }
-        const int64_t limit = value->kind == ARENA_VALUE      ? plan->arena_bytes
+        const int64_t limit = value->kind == ARENA_VALUE      ? *plan->arena_bytes
                               : value->kind == PRODUCED_VALUE ? plan->produced_bytes[value->place]
                                                               : MOST_BYTES;
         if (planned->offset > limit || planned->bytes > limit - planned->offset) {
@@ -177,6 +177,7 @@ static bool
 plan_steps(const Run *run, const VariantRecord *variant, Plan *plan)
 {
     const Table *table = run->table;
+    *plan->workspace_bytes = 0;
     for (int64_t i = 0; i < variant->step_count; i++) {
         const StepRecord *step = &table->steps[variant->steps + i];
         if (step->kind == COPY_STEP) {
@@ -194,9 +195,20 @@ plan_steps(const Run *run, const VariantRecord *variant, Plan *plan)
             || each > (MOST_BYTES - fixed) / run->threads) {
             return false;
         }
-        plan->step_bytes[i] = fixed + each * run->threads;
+        const int64_t bytes = fixed + each * run->threads;
+        plan->step_bytes[i] = bytes;
+        *plan->workspace_bytes = bytes > *plan->workspace_bytes ? bytes : *plan->workspace_bytes;
     }
     return true;
+}
+
+bool
+smelt_run_plan(const Run *run, const VariantRecord *variant, Plan *plan)
+{
+    smelt_copy_bytes(plan->symbols, run->symbols, (int64_t)sizeof(int64_t) * variant->symbol_count);
+    plan->valid = evaluate_bytes(run, variant->arena_bytes, plan->arena_bytes) && plan_produced(run, variant, plan)
+                  && plan_values(run, variant, plan) && plan_steps(run, variant, plan);
+    return plan->valid;
 }
 
 static bool
@@ -227,14 +239,15 @@ try_variant(Run *run, const VariantRecord *variant, Plan *plan, bool *held, Reas
     if (plan->memory == NULL && !smelt_run_make_plan(run, variant, plan)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model");
     }
-    plan->valid = false;
-    if (!evaluate_bytes(run, variant->arena_bytes, &plan->arena_bytes) || !plan_produced(run, variant, plan)
-        || !plan_values(run, variant, plan) || !plan_steps(run, variant, plan)) {
+    const int64_t *made = run->made_plans ? run->made_plans[plan - run->plans] : NULL;
+    if (made) {
+        smelt_copy_bytes(plan->memory, made, 8 * (int64_t)plan->words);
+        plan->valid = true;
+    }
+    else if (!smelt_run_plan(run, variant, plan)) {
         return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs the model has sizes that do not fit memory (%s)",
                           table_string(run->table, variant->name));
     }
-    smelt_copy_bytes(plan->symbols, run->symbols, (int64_t)sizeof(int64_t) * variant->symbol_count);
-    plan->valid = true;
     return SMELT_OK;
 }
 
@@ -244,20 +257,15 @@ static smelt_status
 prepare(Run *run, const VariantRecord *variant, Plan *plan, smelt_error *error)
 {
     const Table *table = run->table;
-    int64_t workspace = 0;
-    for (int64_t i = 0; i < variant->step_count; i++) {
-        const bool is_launch = table->steps[variant->steps + i].kind != COPY_STEP;
-        workspace = is_launch && plan->step_bytes[i] > workspace ? plan->step_bytes[i] : workspace;
-    }
-    bool fits = smelt_block_fits(run->memory, &run->arena, plan->arena_bytes)
-                && smelt_block_fits(run->memory, &run->workspace, workspace);
+    bool fits = smelt_block_fits(run->memory, &run->arena, *plan->arena_bytes)
+                && smelt_block_fits(run->memory, &run->workspace, *plan->workspace_bytes);
     for (int64_t i = 0; fits && i < variant->produced_count; i++) {
         Register *output = &run->registers[table->produced[variant->produced + i].register_];
         fits = smelt_block_fits(run->memory, &output->spare, plan->produced_bytes[i]);
     }
     if (!fits) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model: %lld bytes are needed at a time",
-                          (long long)(plan->arena_bytes + workspace));
+                          (long long)(*plan->arena_bytes + *plan->workspace_bytes));
     }
     for (int64_t i = 0; i < variant->value_count; i++) {
         const ValueRecord *value = &table->values[variant->values + i];
