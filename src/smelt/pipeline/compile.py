@@ -18,8 +18,10 @@ from smelt.base import events
 from smelt.base.errors import LibraryError
 from smelt.base.options import Options, config
 from smelt.base.rewrite_budget import RewriteBudget
+from smelt.device import device_of
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import GraphLevel, Traced, check_graph, placeholders, returning_tuple
+from smelt.ir.kernel import AnyKernel
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_specs
@@ -28,7 +30,7 @@ from smelt.pipeline.backward.lazy_backwards import Backwards
 from smelt.pipeline.cache import pending_reuse
 from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
-from smelt.pipeline.parts import Built, CompiledParts, bind, executable_of
+from smelt.pipeline.parts import Built, CompiledParts, bind, executable_of, launcher_for
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
 from smelt.pipeline.sizes.dispatch import SizedGraph
 from smelt.pipeline.sizes.open_graph import is_sized
@@ -36,6 +38,7 @@ from smelt.pipeline.sizes.template import Bound, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.flatten import BuiltKernel
 from smelt.runtime.program.launch import Executable
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.symnode import is_symbolic
@@ -80,7 +83,7 @@ class Compilation:
 
     def bind(self, bound: Bound, traced: Callable[[], Traced]) -> Flat:
         """Bind what was compiled in symbols. Compiles nothing, so it neither reads nor writes the cache."""
-        return self.join(self._bound_parts(bound, traced))
+        return self.join(self._bound_parts(bound, traced, fills_tables=device_of(self.options.target) is None))
 
     def trace(self, traced: Traced, shape_env: ShapeEnv) -> Tracing:
         """Trace a graph whose inputs have symbols for sizes."""
@@ -101,14 +104,24 @@ class Compilation:
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
-    def lower_bound(self, bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
-        """The same for a graph in symbols, bound to sizes."""
+    def lower_bound(
+        self, bound: Bound, fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
+    ) -> Flat:
+        """The same for a graph in symbols, bound to sizes. `fills_tables`: without flattening, where that is possible;
+        what is written to the disk cache has a program."""
+        if fills_tables:
+            executable = bound.run(half, name, self._launcher, consuming, self.options.threads, self.arenas)
+            if executable is not None:
+                return executable.run  # type: ignore[no-any-return]
         program_and_kernels = bound.program(half, name)
         if program_and_kernels is None:
             return self.lower(bound.graph(half), name, consuming, planned)
         if self.check_specs:
             check_form(program_and_kernels[0], LOWER[0])
         return bind(*program_and_kernels, self.options, consuming, self.arenas).run
+
+    def _launcher(self, code: codegen.CompiledKernel, kernel: Callable[[], AnyKernel]) -> BuiltKernel:
+        return launcher_for(code.kernel.target, code, kernel, self.options)
 
     def generate(self, half: Traced, name: str) -> tuple[Program, Built]:
         program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(self.options, name, self.budget))
@@ -142,7 +155,7 @@ class Compilation:
             forward, graphs.plan, graphs.eager, graphs.replay, backwards, backwards.graph, backwards.part
         )
 
-    def _bound_parts(self, bound: Bound, traced: Callable[[], Traced]) -> CompiledParts:
+    def _bound_parts(self, bound: Bound, traced: Callable[[], Traced], fills_tables: bool = False) -> CompiledParts:
         """The parts compiled in symbols, bound to sizes. `traced` makes the graph with these sizes, if needed."""
         number, graphs, plan = bound.tracing.number, bound.tracing.graphs, bound.plan()
 
@@ -153,7 +166,7 @@ class Compilation:
         def eager(*inputs: Any) -> tuple[Any, ...]:
             return source().eager()(*inputs)
 
-        lower = partial(self.lower_bound, bound)
+        lower = partial(self.lower_bound, bound, fills_tables)
         if isinstance(graphs, Pure):
             return CompiledParts(lower(graphs.traced, f"forward{number}", False, True), plan, eager)
         forward = lower(graphs.forward, f"forward{number}", False, True)
@@ -211,7 +224,9 @@ class EagerCompilation(Compilation):
     def lower(self, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
-    def lower_bound(self, bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
+    def lower_bound(
+        self, bound: Bound, fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
+    ) -> Flat:
         return self.lower(bound.graph(half), name, consuming, planned)
 
 

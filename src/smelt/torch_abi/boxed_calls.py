@@ -38,6 +38,7 @@ from smelt.ir.table.records import (
     Tensor,
 )
 from smelt.ir.table.write import write_program
+from smelt.symbolic.symsize import is_symsize
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.symbols import find_symbol
 
@@ -231,7 +232,7 @@ def _no_word(value: Any) -> int | None:
 
 
 def _int_word(value: Any) -> int | None:
-    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
+    return value if is_symsize(value) or (type(value) is int and -(1 << 63) <= value < 1 << 63) else None
 
 
 def _float_word(value: Any) -> int | None:

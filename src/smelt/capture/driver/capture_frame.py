@@ -16,11 +16,12 @@ from smelt.capture.calls.traced.numpy_arrays import array_call, number_of
 from smelt.capture.calls.traced.wrapper_tensors import attribute_of_wrapper, wrapper_call
 from smelt.capture.driver.closing import Captured, Closing, Observe, Unfinished
 from smelt.capture.driver.entry_frames import EntryFrames
-from smelt.capture.guards.dynamic_sizes import History, Sizes
+from smelt.capture.driver.growing_state import GrownState, growth_of, mark_open_state
+from smelt.capture.guards.dynamic_sizes import Growth, History, Sizes
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.interpreter.deferred_scalars import operands_of_tensors, told, told_operands
 from smelt.capture.interpreter.externals import Externals
-from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.interpreter import Broken, Interpreter
 from smelt.capture.model.breaks import Materialize, SkipFrame, Unsupported
 from smelt.capture.model.records import BreakRecord
 from smelt.capture.model.state import LiveFrame
@@ -64,12 +65,18 @@ def capture(
     options = follow_loops, settings, keep, observe, explores
     history = history or History()
     generators, attempts, supposed, met = Followed(sys.maxsize), 0, 0, len(from_data)
+    growth = Growth() if dynamic is None and not (explores or observe) else None
     while True:
         try:
             sizes = Sizes(dynamic, history)
+            sizes.growth = growth or Growth()
             asks = (fullgraph or config.capture_data) and not (explores or observe)
             told = DataSizes(sizes.shape_env, from_data, met) if asks else None
-            return _capture_in_mode(frames, compile_graph, fullgraph, generators, sizes, told, options)
+            return _capture_in_mode(
+                frames, compile_graph, fullgraph, generators, sizes, told, options, growth is not None
+            )
+        except GrownState as grown:
+            growth = grown.growth
         except OtherSizes as other:
             supposed += 1
             if supposed > _ATTEMPTS_AT_SIZES:
@@ -104,6 +111,7 @@ def _capture_in_mode(
     sizes: Sizes,
     told: DataSizes | None,
     options: tuple[bool, Hashable, Keep | None, Observe | None, bool],
+    follows_growth: bool,
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
@@ -115,7 +123,8 @@ def _capture_in_mode(
         externals.follow_loops, externals.settings, keep, observe, externals.explores = options
         externals.fullgraph = fullgraph
         try:
-            return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep, observe)
+            growth = follows_growth
+            return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep, observe, growth)
         finally:
             tree.release()
             tape.release()
@@ -131,6 +140,7 @@ def _capture(
     generators: Followed,
     keep: Keep | None,
     observe: Observe | None,
+    follows_growth: bool,
 ) -> Captured:
     asks_classes = torch._C._is_torch_function_enabled()
     try:
@@ -150,6 +160,21 @@ def _capture(
             if externals.tape.data_sizes is not None:
                 interp.prepare_operands, interp.tell = told_operands, told
             ending = interp.run()
+        if follows_growth:
+            _follow_growth(externals, isinstance(ending, Broken))
     except Unsupported as unreadable:
         raise SkipFrame(unreadable.reason) from unreadable.bare()
     return Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep, observe, generators.ended)
+
+
+def _follow_growth(externals: Externals, breaks: bool) -> None:
+    """Capture again, with symbols, if outside state grew by sizes of inputs; not with symbols at which it breaks."""
+    sizes = externals.sizes
+    if sizes.growth.sizes:
+        if breaks:
+            raise GrownState(None)
+    elif not breaks:
+        growth = growth_of(externals, externals.tape)
+        if sizes.follows(growth):
+            raise GrownState(growth)
+    mark_open_state(externals, sizes)

@@ -251,8 +251,9 @@ class Engine:
 
         if entry_state.open:
             return run
+        holds = entry_state.checker()
         return lambda *collected: (
-            run(*collected) if entry_state.holds(collected) else run_eagerly(self, entry_state.state(collected))
+            run(*collected) if holds(collected) else run_eagerly(self, entry_state.state(collected))
         )
 
     def _recover(self, captured: Captured, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:

@@ -3,6 +3,7 @@
 Everything is compiled for the sizes it is called with at first. A size that is another at the next capture of the same
 code is compiled as a symbol from then on, so that code for `x.shape[0] == 32` and code for any `x.shape[0]` is all that
 is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the first step, `dynamic=False` the second.
+Sizes of state that grows from call to call are symbols from the first call on (`driver/growing_state.py`).
 
     x: f32[7, 4], last time f32[5, 4]   →   fake tensor f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
 """
@@ -10,11 +11,13 @@ is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the fir
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.base.errors import warn
+from smelt.base.fast_dataclass import dataclass
 from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.capture.model.source import Source
 from smelt.ir.tensorspec import TensorSpec
@@ -77,6 +80,21 @@ class History:
         return (text, 0) in self._changing
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How outside state grows in one call: the dimensions in which its tensors differ at the next call, by their
+    places, those of numbers too, and the sizes by which tensors grow, which are sizes of inputs."""
+
+    places: dict[str, int] = field(default_factory=dict)
+    sizes: frozenset[int] = frozenset()
+
+    def dimensions(self, place: str, shape: tuple[int, ...]) -> set[int]:
+        """The dimensions of a tensor that become symbols."""
+        if place in self.places:
+            return {self.places[place]}
+        return {dim for dim, size in enumerate(shape) if size in self.sizes}
+
+
 class Sizes:
     """The symbols of one capture. `dynamic` is the option of `smelt.compile`; `history` what is known of the code."""
 
@@ -88,6 +106,18 @@ class Sizes:
         self._marked: list[Symbol] = []
         self.open_symbols: set[Symbol] = set()  # what differs from state to state of an exported function
         self._open_numbers: dict[Source, Symbol] = {}
+        self.growth = Growth()
+        self._grown_places: list[tuple[str, int]] = []
+        self._static_sizes: set[int] = set()  # of tensors that are no part of a module
+
+    def follows(self, growth: "Growth") -> bool:
+        """Whether inputs have sizes by which outside state grows, and these are no symbols yet."""
+        return not growth.sizes.isdisjoint(self._static_sizes)
+
+    def mark_grown(self) -> None:
+        """The sizes that are symbols because outside state grows by them are known to change."""
+        for place, dim in self._grown_places:
+            self.history.mark(place, dim)
 
     def layout(self, tensor: torch.Tensor, source: Source) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Shape and strides of a tensor from outside, symbols where sizes differ from call to call."""
@@ -116,6 +146,11 @@ class Sizes:
             changing |= self.history.sizes(source.place, shape)
         elif self._dynamic and type(tensor) is torch.Tensor and not _belongs_to_module(source):
             changing |= set(range(len(shape)))
+        if self._dynamic is None and not _belongs_to_module(source):
+            grown = self.growth.dimensions(source.place, shape)
+            self._grown_places += [(source.place, dim) for dim in sorted(grown)]
+            changing |= grown
+            self._static_sizes |= {size for dim, size in enumerate(shape) if dim not in changing}
         return {dim for dim in changing if dim < len(shape) and shape[dim] >= SMALLEST}
 
     def number(self, number: float, source: Source) -> tuple[float, Any]:
@@ -130,7 +165,7 @@ class Sizes:
 
     def _symbolic(self, number: float, source: Source, differs: bool) -> Any:
         if self._dynamic is None:
-            changes = self.history.number(source.place, number)
+            changes = self.history.number(source.place, number) or source.place in self.growth.places
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
         if type(number) is float and self._dynamic is not False and _is_learning_rate(source):

@@ -63,9 +63,11 @@ class Source:
 
     def member(self, name: str) -> "Source":
         """An entry of the instance `__dict__`, shown as the attribute it is."""
-        return self.instance_dict().child(("key", name), f"{self.text}.{name}")
+        return self.instance_dict().key(name)
 
     def key(self, key: object) -> "Source":
+        if self.accessor == ("dict",) and type(key) is str and self.parent is not None:
+            return self.child(("key", key), f"{self.parent.text}.{key}")  # an attribute, however it is read
         return self.child(("key", key), f"{self.text}[{key_text(key)}]")
 
     def item(self, index: int) -> "Source":

@@ -7,6 +7,7 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -223,6 +224,21 @@ class EntryState:
         except Exception:
             return False
         return all(alias_holds(collected[one], collected[other], same) for one, other, same in self.relations)
+
+    def checker(self) -> Callable[[tuple[Any, ...]], bool]:
+        """`holds`, for every call: that objects are distinct, as a model's layers are, takes linear time."""
+        distinct = sorted({place for *pair, same in self.relations if same is False for place in pair})
+        others = replace(self, relations=tuple(each for each in self.relations if each[2] is not False))
+        if len(distinct) < 2:
+            return self.holds
+        chosen, count, has_others = operator.itemgetter(*distinct), len(distinct), not others.open
+
+        def holds(collected: tuple[Any, ...]) -> bool:
+            if len(set(map(id, chosen(collected)))) < count:
+                return self.holds(collected)
+            return not has_others or others.holds(collected)
+
+        return holds
 
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
         registers = [*collected, _native.NULL]

@@ -223,6 +223,10 @@ class Tape:
         """The tensor that a fake tensor stands for."""
         return self._by_fake.get(id(fake))
 
+    def values_by_node(self) -> dict[fx.Node, Tensor]:
+        """The tensors of the graph by the nodes that yield them."""
+        return {value.node: value for value in self._by_fake.values()}
+
     def known_as(self, value: Tensor) -> None:
         """A tensor will be asked for by its fake tensor."""
         self._by_fake.setdefault(id(value.fake), value)

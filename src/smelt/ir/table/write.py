@@ -209,7 +209,7 @@ class TableWriter:
             return _NONE, 0, 0, -1
         if kind is bool:
             return _BOOL, int(value), 0, -1
-        if kind is int and -(1 << 63) <= value < 1 << 63:
+        if value.__class__ is int and (kind is not int or -(1 << 63) <= value < 1 << 63):  # a `SymSize` too
             return _INTEGER, value, 0, -1
         if kind is float:
             return _DOUBLE, double_bits(value), 0, -1
@@ -219,6 +219,11 @@ class TableWriter:
 
     def pack(self) -> bytes:
         """The whole table."""
+        words, strings = self.complete()
+        return struct.pack(f"<{len(words)}q", *words) + strings
+
+    def complete(self) -> tuple[list[int], bytes]:
+        """All words of the table, and the bytes of the strings behind them."""
         encoded = [text.encode() for text in self._strings]
         ends = accumulate(len(text) + 1 for text in encoded)
         self.words["strings"] = [
@@ -233,8 +238,7 @@ class TableWriter:
         blob = b"\0".join((*encoded, b""))
         if blob.count(0) != len(encoded):
             raise ValueError(f"a string has a zero byte: {next(text for text in self._strings if chr(0) in text)!r}")
-        header = (*TableHeader(MAGIC, VERSION, end + len(blob), end, name=0), *directory, *sections)
-        return struct.pack(f"<{len(header)}q", *header) + blob
+        return [*TableHeader(MAGIC, VERSION, end + len(blob), end, name=0), *directory, *sections], blob
 
 
 def _has_refs(value: Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ guard does not hold get a version of their own, made with them as the example; a
 compiled for each combination of sizes alone.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,10 @@ from smelt.ir.graph import Traced
 from smelt.ir.kernel import SIZES, AnyKernel, Buffer, Kernel, Role
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
-from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
+from smelt.ir.substitute_sizes import Change, Fill, filling, resized_graph
 from smelt.ir.tensorspec import TensorSpec
+from smelt.pipeline.sizes.open_table import MakeLauncher, OpenTable, open_table
+from smelt.runtime.program.arenas import Arenas
 from smelt.symbolic.expressions import DataDependent, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import moving
@@ -39,6 +42,9 @@ from smelt.codegen.loops.runtime_sizes import as_integer
 
 VERSIONS = 8
 """How many sets of size guards a graph, or a half of one, is compiled for."""
+
+MAX_TABLES = 8
+"""How many sets of size guards a version is flattened for."""
 
 Values = Mapping[Symbol, int]
 Built = Mapping[str, "CompiledKernel"]
@@ -68,14 +74,19 @@ class TemplateForm:
 
     def at(self, values: Values) -> tuple[Program, Built]:
         """The program for these sizes; kernels get the sizes they need as runtime parameters."""
-        change, program = at(values), self.program
+        program, codes = self.filled(at(values), values)
+        return plan(program, self.lives), codes
+
+    def filled(self, change: Change, values: Values) -> tuple[Program, Built]:
+        """The program with other sizes, not planned. Kernels are for `values`."""
+        program = self.program
         buffers, outputs = (program.buffers, program.outputs) if self.ends is None else self.ends(change)
         buffers, constants = list(buffers), list(program.constants)
         codes: dict[str, CompiledKernel] = {}
         launched: dict[str, tuple[AnyKernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
         for name, (kernel, fill) in self.codes.items():
             built, needs = self.kernels[name], self.needs[name]
-            codes[name] = built if needs is None else _with_needs(built, needs(change))
+            codes[name] = built if needs is None else _with_needs(built, needs(at(values)))
             launched[name] = kernel if fill is None else fill(change), ""
             if built.sizes:
                 numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
@@ -93,13 +104,32 @@ class TemplateForm:
             else:
                 steps.append(step if call is None else call(change))
         new = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
-        return plan(new, self.lives), codes
+        return new, codes
+
+    def objects_at(self, table: OpenTable, values: Values, launcher: MakeLauncher) -> dict[int, Any]:
+        """What a table refers to that is another for these sizes, by its place: the sizes that kernels get as runtime
+        parameters, and what launches kernels whose workspace depends on sizes."""
+        objects: dict[int, Any] = {}
+        constants = {name: place for place, (name, _) in enumerate(table.program.constants)}
+        change = at(values)
+        for name, (kernel, fill) in self.codes.items():
+            built, needs = self.kernels[name], self.needs[name]
+            if fill is not None or needs is not None:
+                code = built if needs is None else _with_needs(built, needs(change))
+                objects[table.launchers[name]] = launcher(code, _filling_later(kernel, fill, built, change))
+            if built.sizes:
+                numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
+                objects[constants[f"{name}_sizes"]] = torch.tensor(numbers, dtype=torch.int64, device=HOST)
+        return objects
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Version:
     facts: tuple[SizeGuard, ...]
     form: TemplateForm
+    shape_env: ShapeEnv
+    tables: list[OpenTable] = field(default_factory=list)
+    opens_tables: bool = True  # until there are many, or sizes decide more than words of a table
 
 
 @dataclass(slots=True)
@@ -140,7 +170,45 @@ class Template:
         half = resized_graph(self.half, moving(shape_env))
         program, kernels = self.generate(half, self.name)
         events.emit("sizes", f"{self.name} relies on {', '.join(map(str, shape_env.guards)) or 'nothing'}", shape_env)
-        return _Version(tuple(shape_env.guards), TemplateForm(program, kernels))
+        return _Version(tuple(shape_env.guards), TemplateForm(program, kernels), shape_env)
+
+    def bind(self, values: Values, launcher: MakeLauncher, consuming: bool, threads: int, arenas: Arenas) -> Any:
+        """What runs a version for these sizes, by filling in a table; None if that is not possible."""
+        version = next((version for version in self.versions if hold(version.facts, values)), None)
+        if version is None:
+            return None
+        with _native.Held(self.lock):
+            table = next((table for table in version.tables if table.holds(values)), None)
+            if table is None and version.opens_tables:
+                table = self._opened(version, values, launcher, consuming)
+                if table is not None:
+                    version.tables.append(table)
+                version.opens_tables = table is not None and len(version.tables) < MAX_TABLES
+            if table is None:
+                return None
+            objects = version.form.objects_at(table, values, launcher)
+            return table.bind(values, objects, version.form.kernels, threads, arenas)
+
+    def _opened(self, version: _Version, values: Values, launcher: MakeLauncher, consuming: bool) -> OpenTable | None:
+        """A version flattened in symbols; None, with a reason in the log, if it cannot be."""
+        form = version.form
+        try:
+            shape_env = version.shape_env.with_examples(values.__getitem__)
+            program, codes = form.filled(moving(shape_env), values)
+            places = {buffer.name: buffer.place for buffer in form.at(values)[0].buffers}
+            buffers = tuple(replace(buffer, place=places[buffer.name]) for buffer in program.buffers)
+            kernels = {kernel.name: kernel for kernel in program.kernels}
+            launchers = {
+                name: launcher(code, functools.partial(kernels.__getitem__, name)) for name, code in codes.items()
+            }
+            return open_table(replace(program, buffers=buffers), form.lives, launchers, shape_env, consuming)
+        except ChipFailed:
+            raise
+        except Exception as error:  # flatten for each combination of sizes instead
+            if self.checks and is_fault(error, DataDependent):
+                raise
+            events.emit("sizes", f"{self.name} is flattened for each combination of sizes: {error}")
+            return None
 
 
 _Needs = tuple[Size, Size, tuple[GridPhase, ...]]
@@ -154,6 +222,21 @@ def _needs(built: "CompiledKernel") -> _Needs:
 def _with_needs(built: "CompiledKernel", needs: _Needs) -> "CompiledKernel":
     per_thread, workspace, phases = needs
     return replace(built, per_thread_workspace=per_thread, workspace=workspace, phases=phases)
+
+
+def _filling_later(
+    kernel: AnyKernel, fill: Fill | None, built: "CompiledKernel", change: Change
+) -> Callable[[], AnyKernel]:
+    """What returns a kernel for sizes: `TemplateForm.filled` has the same."""
+
+    def filled() -> AnyKernel:
+        sized: AnyKernel = kernel if fill is None else fill(change)
+        if not built.sizes:
+            return sized
+        assert isinstance(sized, Kernel)  # sizes of groups are plain numbers
+        return _with_sizes_buffer(sized, len(built.sizes))
+
+    return filled
 
 
 def _with_sizes_buffer(kernel: Kernel, count: int) -> Kernel:
@@ -172,6 +255,10 @@ class Tracing:
     generate: Generate
     templates: dict[str, Template] = field(default_factory=dict)
     checks: bool = False  # raise the compiler's own errors
+    plan_filling: Fill | None = None  # makes the plan for sizes; None if it is the same for all
+
+    def __post_init__(self) -> None:
+        self.plan_filling = filling(self.graphs.plan)
 
     def is_made_for(self, values: Values) -> bool:
         """Whether each program compiled from it in symbols fits these sizes, and there is one."""
@@ -191,12 +278,19 @@ class Bound:
     values: Values
 
     def plan(self) -> JointPlan:
-        plan: JointPlan = resized(self.tracing.graphs.plan, at(self.values))
-        return plan
+        plan: JointPlan = self.tracing.graphs.plan
+        fill = self.tracing.plan_filling
+        return plan if fill is None else fill(at(self.values))
 
     def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
         """A half of the graph, or a part of one, as a program for the sizes; None if it must be compiled statically."""
         return self.tracing.template(half, name).at(self.values)
+
+    def run(
+        self, half: Traced, name: str, launcher: MakeLauncher, consuming: bool, threads: int, arenas: Arenas
+    ) -> Any:
+        """What runs a half of the graph, if that was compiled and filling in a table is enough; else None."""
+        return self.tracing.template(half, name).bind(self.values, launcher, consuming, threads, arenas)
 
     def graph(self, half: Traced) -> Traced:
         """A half of the graph for the sizes."""

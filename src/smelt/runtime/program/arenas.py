@@ -46,21 +46,29 @@ class _Arena:
     def __init__(self, size: int, pool: "list[_Arena]") -> None:
         self.size = size
         self.pool = pool
-        self.blocks: dict[torch.device, torch.Tensor] = {}
+        self.blocks: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
 
     def see(self, views: Sequence[Tensor]) -> _Views:
         tensors = _Views()
         tensors.arena = self
         for view in views:
-            device, dtype = view.device, view.dtype
-            if device not in self.blocks:
-                self.blocks[device] = _aligned_block(self.size, device)
-            typed = self.blocks[device][view.arena_offset :]
-            typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            typed = self._block(view.device, view.dtype)
             shape, stride, offset = view.layout
-            tensors.append(typed.as_strided(shape, stride, typed.storage_offset() + offset))
+            begin = typed.storage_offset() + view.arena_offset // view.dtype.itemsize  # a multiple of ARENA_ALIGNMENT
+            tensors.append(typed.as_strided(shape, stride, begin + offset))
         return tensors
+
+    def _block(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """All of the memory on a device, as elements of a dtype."""
+        typed = self.blocks.get((device, dtype))
+        if typed is None:
+            block = self.blocks.get((device, torch.uint8))
+            if block is None:
+                block = self.blocks[device, torch.uint8] = _aligned_block(self.size, device)
+            whole = self.size // dtype.itemsize * dtype.itemsize
+            typed = self.blocks[device, dtype] = block[:whole].view(dtype)
+        return typed
 
 
 _all: "WeakSet[Arenas]" = WeakSet()

@@ -81,10 +81,10 @@ class FlatTable:
 
 def flatten(program: Program, kernels: Mapping[str, BuiltKernel], consuming: bool) -> FlatTable:
     """The table of a program whose kernels are built. `consuming`: its inputs are dropped after their last use."""
-    return _Flattener(program, kernels, consuming).flatten()
+    return Flattener(program, kernels, consuming).flatten()
 
 
-class _Flattener:
+class Flattener:
     """The steps of one program as they are written, every buffer a number."""
 
     def __init__(self, program: Program, kernels: Mapping[str, BuiltKernel], consuming: bool) -> None:
@@ -104,6 +104,11 @@ class _Flattener:
         self.writer = ProgramWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
 
     def flatten(self) -> FlatTable:
+        self.write()
+        return FlatTable(self.writer.pack(), tuple(self.writer.objects))
+
+    def write(self) -> None:
+        """Write the whole program. Sizes that vary are words of the table as they are."""
         for name in self.names:
             spec = self.buffers[name].spec
             shape, stride = self.layouts[name]
@@ -118,13 +123,12 @@ class _Flattener:
             inputs=len(self.program.inputs),
             constants=len(self.program.constants),
             arena=len(self.arena_views),
-            arena_bytes=int(self.program.arena_bytes),
+            arena_bytes=self.program.arena_bytes,
             consuming=self.consuming,
             output=outputs,
             writes_from=writes_from,
         )
         self.writer.add("programs", program)
-        return FlatTable(self.writer.pack(), tuple(self.writer.objects))
 
     def _add_tensor(self, name: str, spec: TensorSpec, layout: Layout, arena_offset: Size = 0) -> None:
         self.writer.add("tensors", r.Tensor(name, spec.dtype, spec.device, layout, arena_offset))

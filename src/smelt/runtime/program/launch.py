@@ -4,7 +4,7 @@ The steps become a table (`runtime/program/flatten.py`) that `_native.Runner` go
 Python between them where PyTorch's C interface has the operators. A table out of the disk cache is run as it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
 from smelt.ir.program import Program
 from smelt.ir.table.read import ProgramReader, read_program
-from smelt.ir.table.records import ProgramTable
+from smelt.ir.table.records import ProgramTable, Tensor
 from smelt.ir.tensorspec import WORKSPACE
 from smelt.runtime.cuda.graph_recorder import RECORDERS
 from smelt.runtime.cuda.memory import or_spare
@@ -51,12 +51,19 @@ class Executable:
 
     @classmethod
     def of_table(
-        cls, flat: FlatTable, threads: int, keep_alive: Any, arenas: Arenas, cuda_graphs: str
+        cls,
+        flat: FlatTable,
+        threads: int,
+        keep_alive: Any,
+        arenas: Arenas,
+        cuda_graphs: str,
+        arena_tensors: Callable[[], Sequence[Tensor]] | None = None,
     ) -> "Executable":
-        """A program that was flattened before."""
+        """A program that was flattened before. `arena_tensors`: what the arena lends, where the table need not be
+        asked."""
         connect()
         executable = cls.__new__(cls)
-        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs)
+        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs, arena_tensors)
         return executable
 
     def _bind(
@@ -67,6 +74,7 @@ class Executable:
         keep_alive: Any,
         arenas: Arenas,
         cuda_graphs: str,
+        arena_tensors: Callable[[], Sequence[Tensor]] | None = None,
     ) -> None:
         self.flat = flat
         self.program = program  # None if the table came without it
@@ -77,7 +85,9 @@ class Executable:
             flat.table,
             flat.objects,
             threads=torch.get_num_threads if threads == 0 else lambda: threads,
-            acquire=arenas.acquirer(program_record.arena_bytes, reader.arena_devices(), reader.arena_tensors),
+            acquire=arenas.acquirer(
+                program_record.arena_bytes, reader.arena_devices(), arena_tensors or reader.arena_tensors
+            ),
             release=arenas.release,
             allocate=_allocate,
             view=_view,
