@@ -52,7 +52,7 @@ MUTATIONS = (
     Mutation("torch_abi", "kwargs.get(name, default)", "default"),
     Mutation("meta", "return dtype if dtype in FLOATS else torch.int64", "return dtype"),
     Mutation("dispatch", "(1 + (step - 1) * lr_decay)", "(1 + step * lr_decay)"),
-    Mutation("runtime", "typed.storage_offset() + offset", "typed.storage_offset()"),
+    Mutation("runtime", "stride, begin + offset", "stride, begin"),
     Mutation("ops", 'blocked = _compared(e, "le", x, threshold)', 'blocked = _compared(e, "lt", x, threshold)'),
     Mutation("capture", "before[dim] != size", "before[dim] < size"),
     Mutation("lazy", "begin < other_end and other_begin < end", "begin < other_end and other_begin > end"),
