@@ -24,7 +24,7 @@ def asked_anew() -> Iterator[None]:
 
 
 def _gpu(*capability: int) -> driver.CudaDevice:
-    return driver.CudaDevice(0, "a GPU", (capability[0], capability[1]), 32, 1, 1, 1, 1, 1, 1, 1)
+    return driver.CudaDevice(0, "a GPU", (capability[0], capability[1]), 32, 1, 1, 1)
 
 
 @pytest.mark.parametrize(

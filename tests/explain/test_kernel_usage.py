@@ -51,8 +51,8 @@ def used(code: Any, symbol: str, device: int, threads: int, shared_bytes: int) -
 
 def test_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     (kernel,) = for_gpu().kernels
-    old = CudaDevice(0, "old", (8, 6), 32, 84, 1536, 16, 65536, 102400, 101376, 6 << 20)
-    new = CudaDevice(1, "new", (9, 0), 32, 132, 2048, 32, 65536, 233472, 232448, 50 << 20)
+    old = CudaDevice(0, "old", (8, 6), 32, 84, 1536, 16)
+    new = CudaDevice(1, "new", (9, 0), 32, 132, 2048, 32)
     monkeypatch.setattr(kernel_usage, "devices", lambda: (old, new))
     monkeypatch.setattr(CudaCode, "usage", used)
     lines = usage_lines(kernel)
