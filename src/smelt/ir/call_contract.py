@@ -13,6 +13,7 @@ is saved.
 """
 
 from collections.abc import Callable
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
@@ -146,7 +147,7 @@ class Saved:
     name: str
     spec: TensorSpec
     source: int | None
-    why: str
+    why: str = field(compare=False)  # for people: it has sizes of the example
 
 
 @dataclass(frozen=True, slots=True)

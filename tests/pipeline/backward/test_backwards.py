@@ -155,6 +155,26 @@ def test_a_forward_out_of_the_cache_finds_its_backwards(cache: CacheStore) -> No
     torch.testing.assert_close(both, step(heads, 0, 1))
 
 
+def test_a_backward_for_a_stored_forward_that_was_compiled_in_symbols(cache: CacheStore) -> None:
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        x = x @ weight
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+    def outputs() -> list[torch.Tensor]:
+        smelt.reset()
+        compiled = smelt.compile(attend, dynamic=True)
+        return [compiled(torch.ones(2, length, 8)) for length in (3, 4, 5)]
+
+    outputs()
+    results = outputs()
+    assert smelt.counters["cache_hits"] == 3
+    for length, result in zip((3, 4, 5), results, strict=True):
+        (expected,) = torch.autograd.grad(attend(torch.ones(2, length, 8)).square().sum(), weight)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), weight)[0], expected)
+
+
 def test_another_split_than_the_stored_forward_has_is_not_taken(
     cache: CacheStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
