@@ -194,7 +194,7 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
             raise RuntimeError("no memory is left")
         return torch.mm(*args, **named)
 
-    monkeypatch.setattr(flatten._Flattener, "_native", lambda self, step, named: None)
+    monkeypatch.setattr(flatten.Flattener, "_native", lambda self, step, named: None)
     monkeypatch.setitem(flatten.BINDINGS, torch.ops.aten.mm.out, product)
 
     @there()
