@@ -39,7 +39,7 @@ _LONG = 40_000  # letters of a function
 class GpuGenerator(Generator):
     """From kernels to grids in the loop form, for all GPUs."""
 
-    TABLES: Mapping[str, Sequence[Row]] = {"each kernel": SCHEDULES}
+    TABLES: Mapping[str, Sequence[Row]] = {"each kernel, by the first that takes it": SCHEDULES}
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> KernelGrids:
         return plan(kernel, target)

@@ -40,7 +40,7 @@ struct Pool {
     smelt_allocator allocator;
     size_t bytes;
     int64_t workers;
-    atomic_uchar claimed[MOST_THREADS];
+    atomic_uint claimed[MOST_THREADS]; /* words: RISC-V exchanges bytes only with libatomic */
     struct Worker all[];
 };
 
