@@ -319,9 +319,9 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
     long = loops * hint(kernel.col_count) >= _WORTH_SPLITTING * (loops + 1)
     if hint(count) * many < _MULTIPROCESSORS // 2 and long:
         return "rows are few and long"
-    wanted = max(1, _resident(first, prefetches) // max(1, hint(count)))
-    waves = max(1, -(-many // (wanted * _MOST_ROWS_EACH)))  # of blocks, all of them full
-    each = max(1, -(-many // (wanted * waves)))
+    resident_parts = max(1, _resident(first, prefetches) // max(1, hint(count)))
+    waves = max(1, -(-many // (resident_parts * _MOST_ROWS_EACH)))  # of blocks, all of them full
+    each = max(1, -(-many // (resident_parts * waves)))
     parts = -(-folded // (first.rows_at_once * each))
     same = preloadable(first.kernel, len(groups))
     more = sum(_loops_with(first.kernel, load) == 1 for load in same)  # others are kept anyhow

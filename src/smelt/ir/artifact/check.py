@@ -47,7 +47,7 @@ def _variants(machine: Machine) -> Iterator[Variant]:
 
 
 def _rule_registers(machine: Machine) -> Iterator[Fault]:
-    """What is kept between calls is in a storage, inside of it; what is given has a shape."""
+    """Values that are kept between calls are inside a storage; inputs have shapes."""
     names = {dimension.name for dimension in machine.dimensions}
     for register in machine.registers:
         if (register.storage is not None) != (register.kind in _KEPT):

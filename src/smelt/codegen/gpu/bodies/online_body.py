@@ -31,7 +31,7 @@ _F32 = torch.float32
 
 @dataclass(frozen=True, slots=True)
 class OnlineRows(Rows):
-    """Rows that are not unrolled, two loops of which run as one."""
+    """Rows in loops that are not unrolled; two of the loops are fused."""
 
     online: Online = field(kw_only=True)
 
