@@ -2,8 +2,8 @@
 
     python -m tests.absent_device.list_kernels gpt2 bert [--target sm_90] [--grids] [--text FOLDER]
 
-    forward        12 x    3  19.0 MB    4.5 us  k7_sum_mean_…     grids, bytes of a launch, and their time at copy speed
-    forward        12 x       aten.convolution.default f32[64, 64, 56, 56]
+    forward  12 x     19.0 MB     53.5 us  Rows   sum_mean_… 4096x768     grids; bytes of one, and the time of all
+    forward  12 x                          library   aten.convolution.default [64, 64, 56, 56]
 
 Bytes are those of the buffers that each grid touches, at most one element per point. The time is bytes / 4.26 TB/s,
 which an H200 copies. `--text` writes the kernels of each model to a file.
@@ -20,7 +20,7 @@ from benchmarks.models import FLOAT32_ON_GPUS, LARGE_MODELS
 from smelt.base.options import Options
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.ir.kernel import Gather, Kernel, Load, Scatter, members
+from smelt.ir.kernel import Gather, Kernel, Scatter, members
 from smelt.ir.program import Launch, Library, Program, operands_in
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ir.text import format_kernel
@@ -76,9 +76,7 @@ def touched_bytes(kernel: Kernel) -> int:
                 count *= sizes[axis]
         most[instruction.buffer] = max(most.get(instruction.buffer, 0), count)
     parameters = {buffer.name: buffer for buffer in kernel.parameters}
-    return sum(
-        min(hint(buffer.size), most.get(name, 0)) * buffer.dtype.itemsize for name, buffer in parameters.items()
-    )
+    return sum(min(hint(buffer.size), most.get(name, 0)) * buffer.dtype.itemsize for name, buffer in parameters.items())
 
 
 def report(program: Program, with_grids: bool, target: str) -> float:
@@ -97,12 +95,13 @@ def report(program: Program, with_grids: bool, target: str) -> float:
             shape = "x".join(str(hint(axis.size)) for axis in (*kernel.rows, *kernel.cols))
             total = sum(touched_bytes(grid.kernel) for grid in grids)
             kinds = "+".join(
-                f"{type(grid).__name__}[{touched_bytes(grid.kernel) / 1e6:.1f}]"
-                if with_grids
-                else type(grid).__name__
+                f"{type(grid).__name__}[{touched_bytes(grid.kernel) / 1e6:.1f}]" if with_grids else type(grid).__name__
                 for grid in grids
             )
-            key = (kinds, f"{stem[:70]} {shape} ({kernel.name.partition('_')[0]})" if with_grids else f"{stem[:70]} {shape}")
+            key = (
+                kinds,
+                f"{stem[:70]} {shape} ({kernel.name.partition('_')[0]})" if with_grids else f"{stem[:70]} {shape}",
+            )
             rows[key] += 1
             bytes_of[key] = total
     total_us = 0.0
@@ -112,8 +111,15 @@ def report(program: Program, with_grids: bool, target: str) -> float:
         total_us += us * count
         cost = f"{size / 1e6:8.1f} MB {us * count:8.1f} us" if size else " " * 23
         print(f"{program.name:8} {count:3} x {cost}  {key[0]:30} {key[1]}"[:230])
-    launches = sum(len(plan(k, describe_cuda(target)).phases) for s in program.steps if isinstance(s, Launch) for k in members(s.kernel))
-    print(f"{program.name}: {len(program.steps)} steps, {launches} grids of ours, {total_us / 1e3:.2f} ms at copy speed")
+    launches = sum(
+        len(plan(k, describe_cuda(target)).phases)
+        for s in program.steps
+        if isinstance(s, Launch)
+        for k in members(s.kernel)
+    )
+    print(
+        f"{program.name}: {len(program.steps)} steps, {launches} grids of ours, {total_us / 1e3:.2f} ms at copy speed"
+    )
     return total_us
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.rules.strides import is_contiguous
 from smelt.ops.record import Pointwise, Reduce
 from smelt.ops.registry import record_of, why_not_lower
@@ -60,7 +60,7 @@ def _is_worth_it(node: fx.Node) -> bool:
     count = hint(product(many.shape))
     if not is_contiguous(few.shape, few.stride):
         return False
-    return count >= _LEAST and hint(product(few.shape)) * _FEWER <= count and _may_stay_inside(source)
+    return count >= _LEAST and hint(product(few.shape)) * _FEWER <= count and may_stay_inside(source)
 
 
 def _computed(node: fx.Node) -> fx.Node:
@@ -78,15 +78,18 @@ def _is_pointwise(node: fx.Node) -> bool:
     return isinstance(lowering, Pointwise) and not lowering.template and all(isinstance(t, TensorSpec) for t in tensors)
 
 
-def _may_stay_inside(node: fx.Node) -> bool:
-    """Whether nothing else has to find a value in memory."""
+def may_stay_inside(node: fx.Node, unless: fx.Node | None = None) -> bool:
+    """Whether nothing else has to find a value in memory, but for the user `unless`."""
     return all(
-        user.op == "call_function"
-        and isinstance(user.target, torch._ops.OpOverload)
-        and (
-            user.target in _LOOKUPS
-            or isinstance(record_of(user.target).lowering, Pointwise | Reduce)
-            or (user.target in _VIEWS and _may_stay_inside(user))
+        user is unless
+        or (
+            user.op == "call_function"
+            and isinstance(user.target, torch._ops.OpOverload)
+            and (
+                user.target in _LOOKUPS
+                or isinstance(record_of(user.target).lowering, Pointwise | Reduce)
+                or (user.target in _VIEWS and may_stay_inside(user, unless))
+            )
         )
         for user in node.users
     )
