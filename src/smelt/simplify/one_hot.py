@@ -8,6 +8,7 @@ At most one position of a row is not zero. So the gradient of a loss by classes 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -69,8 +70,8 @@ def _uncast(value: object) -> tuple[fx.Node | None, list[fx.Node]]:
 
 def _is_zero(value: object) -> bool:
     if not isinstance(value, fx.Node):
-        return value == 0
-    return value.target is aten.full.default and value.args[1] == 0
+        return bool(value == 0)
+    return value.target is aten.full.default and bool(value.args[1] == 0)
 
 
 def _is_one_along(node: fx.Node, shape: Shape, dim: int) -> bool:
@@ -89,32 +90,36 @@ def _counts_along(node: fx.Node, shape: Shape, dim: int) -> bool:
     source = node
     while source.target in _REGROUPING:
         source = source.args[0]  # type: ignore[assignment]
-    return source.target is aten.arange.default and len(source.args) == 1 and known_equal(source.args[0], shape[dim])
+    ends: Any = source.args
+    return source.target is aten.arange.default and len(ends) == 1 and known_equal(ends[0], shape[dim])
 
 
 def _replace(node: fx.Node, classes: fx.Node) -> None:
     hot, casts = _uncast(node.args[0])
     assert hot is not None
-    shape, dim = tensor_spec(hot).shape, node.args[1][0] % len(tensor_spec(hot).shape)  # type: ignore[index, operator]
+    dims: Any = node.args[1]
+    shape, dim = tensor_spec(hot).shape, int(dims[0]) % len(tensor_spec(hot).shape)
     keeps = len(node.args) == 3 and bool(node.args[2])
     _, share, zero = hot.args
     low = insert_by_rule(node, aten.ge.Scalar, classes, 0)
     high = insert_by_rule(node, aten.lt.Scalar, classes, shape[dim])
     inside = insert_by_rule(node, aten.bitwise_and.Tensor, low, high)
     one = insert_by_rule(node, aten.where.self, inside, share, zero)
-    made = [low, high, inside, one]
+    inserted = [low, high, inside, one]
     for cast in casts:
         one = insert_by_rule(node, cast.target, one, **cast.kwargs)
-        made.append(one)
-    total: fx.Node | None = _shaped(node, one, (*shape[:dim], 1, *shape[dim + 1 :]), None if keeps else dim, made)
+        inserted.append(one)
+    total: fx.Node | None = _shaped(node, one, (*shape[:dim], 1, *shape[dim + 1 :]), None if keeps else dim, inserted)
     if total is not None and fits(node, aten.add.Tensor, (total, 0.0)):
         node.replace_all_uses_with(insert(node, aten.add.Tensor, (total, 0.0)))
         return
-    for each in reversed(made):
+    for each in reversed(inserted):
         node.graph.erase_node(each)
 
 
-def _shaped(node: fx.Node, value: fx.Node, shape: Shape, squeezed: int | None, made: list[fx.Node]) -> fx.Node | None:
+def _shaped(
+    node: fx.Node, value: fx.Node, shape: Shape, squeezed: int | None, inserted: list[fx.Node]
+) -> fx.Node | None:
     """`value` expanded to a shape, without the dim `squeezed`."""
     steps = [(aten.expand.default, list(shape))]
     if squeezed is not None:
@@ -126,5 +131,5 @@ def _shaped(node: fx.Node, value: fx.Node, shape: Shape, squeezed: int | None, m
         if spec is None:
             return None
         value = insert(node, target, (value, argument), {}, spec)
-        made.append(value)
+        inserted.append(value)
     return value if isinstance(spec_of(value), TensorSpec) else None

@@ -68,7 +68,7 @@ def _sums_others(user: fx.Node, padding: Padding) -> bool:
     """Whether a user sums over dims without padding: the sum of the padded value has the same sums among others."""
     if user.target is not aten.sum.dim_IntList or user.kwargs or not isinstance(user.args[1], Sequence):
         return False
-    return bool(user.args[1]) and not any(any(padding[dim]) for dim in user.args[1])
+    return bool(user.args[1]) and not any(any(padding[int(str(dim))]) for dim in user.args[1])
 
 
 def _is_computed(node: fx.Node) -> bool:
@@ -87,8 +87,8 @@ class _Widened:
     def __init__(self, node: fx.Node) -> None:
         self.node = node
         self.padding = _padding_of(node)
-        self.made: list[fx.Node] = []
-        self.known: dict[tuple[fx.Node, Padding], fx.Node] = {}
+        self.inserted: list[fx.Node] = []
+        self.widened: dict[tuple[fx.Node, Padding], fx.Node] = {}
 
     def run(self) -> None:
         source = self.node.args[0]
@@ -99,22 +99,24 @@ class _Widened:
             spec, want = tensor_spec(result), tensor_spec(self.node)
             if (spec.shape, spec.stride, spec.dtype) == (want.shape, want.stride, want.dtype):
                 self.node.replace_all_uses_with(result)
-                for user in [user for user in source.users if user is not self.node and user not in self.made]:
+                for user in [user for user in source.users if user is not self.node and user not in self.inserted]:
                     self._sum(user, result)
                 return
-        for each in reversed(self.made):
+        for each in reversed(self.inserted):
             self.node.graph.erase_node(each)
 
     def _sum(self, user: fx.Node, wide: fx.Node) -> None:
         """The sums of the source as a part of those of the padded value."""
-        shape, summed = tensor_spec(self.node.args[0]).shape, user.args[1]
-        assert isinstance(summed, list | tuple)
+        source, summed = self.node.args[0], user.args[1]
+        assert isinstance(source, fx.Node) and isinstance(summed, list | tuple)
         dims = [int(str(dim)) % len(self.padding) for dim in summed]
         part = insert_by_rule(user, aten.sum.dim_IntList, wide, user.args[1])
         for dim, (before, behind) in enumerate(self.padding):
             if before or behind:
                 place = dim - sum(each < dim for each in dims)
-                part = insert_by_rule(user, aten.slice.Tensor, part, place, before, before + shape[dim])
+                part = insert_by_rule(
+                    user, aten.slice.Tensor, part, place, before, before + tensor_spec(source).shape[dim]
+                )
         if fits(user, aten.view.default, (part, list(tensor_spec(user).shape))):
             user.replace_all_uses_with(insert_by_rule(user, aten.view.default, part, list(tensor_spec(user).shape)))
 
@@ -124,8 +126,8 @@ class _Widened:
         spec = spec_of_call(target, args, kwargs)
         if spec is None:
             return None
-        self.made.append(insert(self.node, target, args, kwargs, spec))
-        return self.made[-1]
+        self.inserted.append(insert(self.node, target, args, kwargs, spec))
+        return self.inserted[-1]
 
     def _masked(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
         """The padding where positions are not of the source."""
@@ -151,12 +153,12 @@ class _Widened:
         """A value that has what `node` has, and anything in the padding."""
         if not any(map(any, padding)):
             return node
-        if (node, padding) not in self.known:
+        if (node, padding) not in self.widened:
             wide = self._widened(node, padding, depth)
             if wide is None:
                 return None
-            self.known[node, padding] = wide
-        return self.known[node, padding]
+            self.widened[node, padding] = wide
+        return self.widened[node, padding]
 
     def _widened(self, node: fx.Node, padding: Padding, depth: int) -> fx.Node | None:
         spec = tensor_spec(node)
