@@ -118,4 +118,5 @@ def test_what_another_kernel_needs_in_memory_is_read() -> None:
         for step in backward.steps
         if isinstance(step, Launch) and not any(isinstance(i, Accumulate) for i in step.kernel.instructions())
     ]
-    assert max(reads) == 2 and reads.count(2) == 3, "the gradient and the image"
+    # The gradient and the image. The first block's is for its batch norm alone, and computed twice.
+    assert [each for each in reads if each] == [2, 2, 4]
