@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from smelt.base.errors import SmeltError
+from smelt.device.host_library import HOST
 from smelt.generation.programs import Programs, Prompt, first_state, mark_lengths, programs, store_token, with_room
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, sampling
 
@@ -56,7 +57,7 @@ def generate(
 
     - `max_new_tokens` bounds the number of new tokens.
     - `temperature=0` takes the most probable token, and the tokens are those of `model.generate(do_sample=False)`.
-      Above 0, tokens are sampled; `top_k`, `top_p` and `min_p` filter the distribution, as in Hugging Face's `generate`.
+      Above 0, tokens are sampled; `top_k`, `top_p` and `min_p` filter the distribution, as in Hugging Face's loop.
     - `repetition_penalty` divides the scores of tokens that are in the text.
     - `stop_tokens` end a text, by default those of the model's `generation_config`; `[]`: none. Then `pad_token`
       follows, until all texts have ended.
@@ -67,7 +68,7 @@ def generate(
     """
     kind, numbers = sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise SmeltError("SM003", f"max_new_tokens must be a positive int, not {max_new_tokens!r}")
+        raise SmeltError("SM004", f"max_new_tokens must be a positive int, not {max_new_tokens!r}")
     stops = _stop_tokens(model, stop_tokens)
     settings = Settings(max_new_tokens, stops, _pad_token(model, pad_token, stops), generator)
     with torch.no_grad():
@@ -149,14 +150,15 @@ class StatusReader:
 
     def __init__(self, status: Tensor) -> None:
         self.is_gpu = status.is_cuda
-        self.copies: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self.copies: deque[tuple[Tensor, Any]] = deque()
 
     def copy(self, status: Tensor) -> None:
         if not self.is_gpu:
             self.copies.append((status.clone(), None))
             return
-        copied = status.to("cpu", non_blocking=True)
-        event = torch.cuda.Event()
+        copied = status.to(HOST, non_blocking=True)
+        event: Any = torch.cuda.Event  # which PyTorch does not type
+        event = event()
         event.record()
         self.copies.append((copied, event))
 
@@ -178,15 +180,17 @@ class StatusReader:
 def _prompt(ids: Tensor, mask: Tensor | None) -> Prompt:
     """The prompt, checked, with the positions that padding implies. A mask without padding is dropped."""
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
-        raise SmeltError("SM003", f"ids must be integers of shape [batch, length], not {ids.dtype} {tuple(ids.shape)}")
+        raise SmeltError("SM004", f"ids must be integers of shape [batch, length], not {ids.dtype} {tuple(ids.shape)}")
     ids = ids.to(torch.int64)
     positions = None
     if mask is not None:
         if mask.shape != ids.shape:
-            raise SmeltError("SM003", f"attention_mask must have the shape of ids, {tuple(ids.shape)}, not {tuple(mask.shape)}")
+            raise SmeltError(
+                "SM004", f"attention_mask must have the shape of ids, {tuple(ids.shape)}, not {tuple(mask.shape)}"
+            )
         mask = mask.to(torch.bool)
         if not bool(mask[:, -1].all()):
-            raise SmeltError("SM003", "a prompt ends with padding", hint="pad on the left: padding_side=\"left\"")
+            raise SmeltError("SM004", "a prompt ends with padding", hint='pad on the left: padding_side="left"')
         if bool(mask.all()):
             mask = None
         else:
@@ -194,15 +198,15 @@ def _prompt(ids: Tensor, mask: Tensor | None) -> Prompt:
     return Prompt(ids, mask, positions)
 
 
-def _stop_tokens(model: torch.nn.Module, given: int | Sequence[int] | None) -> list[int]:
-    if given is None:
-        given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if given is None:
+def _stop_tokens(model: torch.nn.Module, tokens: int | Sequence[int] | None) -> list[int]:
+    if tokens is None:
+        tokens = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if tokens is None:
         return []
-    return [given] if isinstance(given, int) else list(given)
+    return [tokens] if isinstance(tokens, int) else list(tokens)
 
 
-def _pad_token(model: torch.nn.Module, given: int | None, stop_tokens: list[int]) -> int:
-    if given is None:
-        given = getattr(getattr(model, "generation_config", None), "pad_token_id", None)
-    return given if given is not None else stop_tokens[0] if stop_tokens else 0
+def _pad_token(model: torch.nn.Module, token: int | None, stop_tokens: list[int]) -> int:
+    if token is None:
+        token = getattr(getattr(model, "generation_config", None), "pad_token_id", None)
+    return token if token is not None else stop_tokens[0] if stop_tokens else 0

@@ -123,7 +123,9 @@ def forward_parameters(model: torch.nn.Module) -> frozenset[str]:
         reason = "its forward has no argument past_key_values"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "it has an encoder"
-    elif any("linear" in kind or "mamba" in kind or "conv" in kind for kind in getattr(config, "layer_types", None) or ()):
+    elif any(
+        "linear" in kind or "mamba" in kind or "conv" in kind for kind in getattr(config, "layer_types", None) or ()
+    ):
         reason = "some of its layers have recurrent states"
     elif "flash" in str(getattr(config, "_attn_implementation", "")):
         reason = f"its attention is {config._attn_implementation}"  # type: ignore[union-attr]
@@ -162,12 +164,16 @@ def first_state(prompt: Prompt, first: FirstToken, kind: SamplingKind, ending: E
     seen = torch.zeros(rows if kind.penalty else 0, vocabulary, dtype=torch.bool, device=device)
     if kind.penalty:
         seen.scatter_(1, ids, True)
-    positions = torch.full((rows, 1), length, device=device) if prompt.mask is None else prompt.mask.sum(-1, keepdim=True)
+    positions = (
+        torch.full((rows, 1), length, device=device) if prompt.mask is None else prompt.mask.sum(-1, keepdim=True)
+    )
     return State(
         token=ids[:, -1:].clone(),
         position=torch.tensor(length, device=device),
         positions=positions,
-        mask=_roomier(torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask, 1, capacity, True),
+        mask=_roomier(
+            torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask, 1, capacity, True
+        ),
         output=_roomier(ids, 1, capacity),
         is_finished=torch.zeros(rows, dtype=torch.bool, device=device),
         status=torch.zeros(rows + 1, dtype=torch.int64, device=device),

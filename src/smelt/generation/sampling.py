@@ -42,18 +42,18 @@ def sampling(
 ) -> tuple[SamplingKind, tuple[float, ...]]:
     """The kind and the numbers, checked. Filters that keep every token are left out."""
     if temperature < 0:
-        raise SmeltError("SM003", f"temperature must be 0 (the most probable token) or more, not {temperature!r}")
+        raise SmeltError("SM004", f"temperature must be 0 (the most probable token) or more, not {temperature!r}")
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 0):
-        raise SmeltError("SM003", f"top_k must be a number of tokens, not {top_k!r}")
+        raise SmeltError("SM004", f"top_k must be a number of tokens, not {top_k!r}")
     for name, value in (("top_p", top_p), ("min_p", min_p)):
         if value is not None and not 0 <= value <= 1:
-            raise SmeltError("SM003", f"{name} must be from 0 to 1, not {value!r}")
+            raise SmeltError("SM004", f"{name} must be from 0 to 1, not {value!r}")
     if penalty is not None and penalty <= 0:
-        raise SmeltError("SM003", f"repetition_penalty must be positive, not {penalty!r}")
+        raise SmeltError("SM004", f"repetition_penalty must be positive, not {penalty!r}")
     if temperature == 0:
-        for name, given in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
-            if given is not None:
-                raise SmeltError("SM003", f"{name} filters samples, and temperature is 0", hint="set temperature=1.0")
+        for name, filtering in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+            if filtering is not None:
+                raise SmeltError("SM004", f"{name} filters samples, and temperature is 0", hint="set temperature=1.0")
     kind = SamplingKind(
         sample=temperature > 0,
         top_k=top_k or 0,
