@@ -146,6 +146,38 @@ def join_siblings(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone
                 first.members.sort(key=lambda member: member.id)
 
 
+def join_sums(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone: frozenset[int]) -> None:
+    """Merge groups that reduce results of the same library call over rows, such as the gradients of the biases of
+    query, key and value: one launch, and no value lives longer. On memory-bound targets."""
+    by_call: dict[int, list[FusionValue]] = {}
+    for value in lowered.values:
+        if value.kind is FusionKind.LIBRARY and value.call is not None and hint(value.numel) > 1:
+            by_call.setdefault(value.call.id, []).append(value)
+    for results in by_call.values():
+        first: Group | None = None
+        readers = {user for value in results for user in _readers(groups, value)} if len(results) > 1 else set()
+        for user in sorted(readers, key=lambda user: user.id):
+            group = groups.by_value.get(user)
+            if group is None or group is first or not _sums_rows(group) or user.id in alone:
+                continue
+            if first is None or not known_equal(first.points, group.points):
+                first = group
+                continue
+            plan = why_not_merge(groups, first, group)
+            if isinstance(plan, str):
+                _report(first, group, plan)
+            elif budget.take(first, group):
+                merge(groups, first, group, plan)
+                first.members.sort(key=lambda member: member.id)
+
+
+def _sums_rows(group: Group) -> bool:
+    """Whether all that a group leaves is reduced over rows."""
+    leaves = [member for member in group.members if member.needed or any(u not in group.levels for u in member.users)]
+    only_folds = all(group.levels[member] is GroupLevel.GRID for member in leaves)
+    return group.limits.recomputes and bool(group.folds) and only_folds and not group.scatters
+
+
 def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
     """The readers of a value, looking through inlined ones. On memory-bound targets only: elsewhere two kernels that
     run in one pass each are faster than one that does not."""

@@ -43,7 +43,7 @@ from smelt.codegen.gpu.transpose_tiles import transpose_tile
 from smelt.codegen.gpu.vector_width import vector_width
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Scatter, Store
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Reduce, Role, Scan, Scatter, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -72,8 +72,10 @@ _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are 
 _TEAMS_THREADS = 128  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _FOLD_VALUES = 64  # that a thread has of a row and of the reductions over rows, where more threads can share it
+_MOST_SUMS = 16  # that a thread has of rows side by side, each in two registers
 _LEAST_WIDTH = 4  # points that are still read side by side then
 _MOST_WARPS = 16  # that share rows side by side
+_SECTOR_BYTES = 32  # that memory is read by
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
 _WORTH_SPLITTING = 65536  # points of a block that are worth another grid
@@ -512,6 +514,9 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     kernel = with_axes(part.kernel, _last(part.kernel.rows, last), part.kernel.cols)
     width = _width(kernel, kernel.rows[-1:], part.bounds)
     rows = hint(kernel.row_count)
+    folds = max(sum(isinstance(i, Reduce) for i in stage.body) for stage in kernel.stages)
+    while width > _LEAST_WIDTH and folds * width > _MOST_SUMS:
+        width //= 2
     if has(kernel, Scan):
         while width > 1 and rows < width * warp:
             width //= 2
@@ -535,7 +540,14 @@ def _narrower(rows: Rows) -> Rows:
         if rows.width // 2 * rows.warp * min(sizes, default=1) < _LEAST_BYTES:
             break
         rows = replace(rows, width=rows.width // 2)
-    return rows
+    # A warp has fewer rows side by side then, a sector of memory at least, and more of their cols.
+    team, cols = rows.team, hint(kernel.col_count)
+    least = _SECTOR_BYTES // (rows.width * min(sizes, default=_SECTOR_BYTES))
+    while rows.threads // team > max(1, least) and hint(rows.blocks) * team // rows.team < _MULTIPROCESSORS:
+        if team * 4 > cols:
+            break
+        team *= 2
+    return rows if team == rows.team else _unrolled(replace(rows, team=team))
 
 
 def _unrolled(rows: Rows) -> Rows:

@@ -49,7 +49,9 @@ _EXP2: Table = {
     ),
 }  # fmt: skip
 # tanh x = x + x³·P(x²), up to where it is a half
-_TANH_NEAR = (-0.006207429665510509, 0.021027218363240396, -0.05384227805251167, 0.1333249887169954, -0.33333315271254205)
+_TANH_NEAR = (
+    -0.006207429665510509, 0.021027218363240396, -0.05384227805251167, 0.1333249887169954, -0.33333315271254205,
+)  # fmt: skip
 _TANH_HALF = 0.55  # tanh is about a half, and so is its distance from one
 _TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
 

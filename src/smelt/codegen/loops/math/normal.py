@@ -9,8 +9,8 @@ For f64 by their definitions. For f32 from |x| and the smaller share q = Φ(-|x|
 eager adds erf, which is, to one. Exact to a unit or two of 2^-25, not to so many units in the last place: far below
 zero Φ is zero, as PyTorch's is, and the slope is the second term, which keeps its digits.
 
-GPUs have instructions for 2^x and 1 / x. There both take q = e^(-x²/2)·t·T(t) with t = 1 / (1 + 0.4·|x|), a third of the
-steps, and a kernel that has both computes q once. Exact to eight units of 2^-25, twice the error of PyTorch's.
+GPUs have instructions for 2^x and 1 / x. There both take q = e^(-x²/2)·t·T(t) with t = 1 / (1 + 0.4·|x|), a third of
+the steps, and a kernel that has both computes q once. Exact to eight units of 2^-25, twice the error of PyTorch's.
 """
 
 import math
