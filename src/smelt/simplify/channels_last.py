@@ -59,8 +59,8 @@ def _is_for_tensor_cores(node: fx.Node) -> bool:
     """Whether cuDNN computes a convolution by kernels that work channels-last."""
     image = _image_of(node)
     groups = node.args[8 if node.target is aten.convolution.default else 9]
-    is_narrow = image.dtype in _NARROW or (image.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
-    return bool(image.device.type == "cuda" and is_narrow and groups == 1 and len(image.shape) == 4)
+    is_narrow = image.dtype in _NARROW or (image.dtype is torch.float32 and bool(torch.backends.cudnn.allow_tf32))
+    return image.device.type == "cuda" and is_narrow and bool(groups == 1) and len(image.shape) == 4
 
 
 def _copies_less(graph: fx.Graph, wanted: frozenset[fx.Node]) -> bool:
