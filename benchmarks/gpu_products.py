@@ -84,7 +84,7 @@ def written(grid: FewRows) -> tuple[EntryCode, str]:
 def launcher(code: EntryCode, image: CudaCode) -> Callable[..., object]:
     phases = tuple((0, int(each.blocks), each.threads, each.shared_bytes, each.has_barrier) for each in code.phases)
     support = LaunchSupport(image, code.phases)
-    return _native.GridLauncher(phases, 3, 0, sizes=0, numbers=(), alignment=1, unaligned=None, support=support)
+    return _native.GridLauncher(phases, 3, 0, support=support)
 
 
 class Case:
@@ -119,7 +119,7 @@ class Case:
             graph.replay()
             end.record()
             torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
+            times.append(float(begin.elapsed_time(end)))
         return min(times) * 1000 / len(self.weights)
 
     def line(self, grid: FewRows, run: Callable[..., object]) -> str:
@@ -175,11 +175,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
     parser.add_argument("--processes", type=int, default=8)
     given = parser.parse_args()
-    sizes = [
-        Size(rows, *map(int, shape.split("x")), getattr(torch, given.dtype), given.across)
-        for shape in given.shapes
-        for rows in given.rows
-    ]
+    dtype, shapes = getattr(torch, given.dtype), [tuple(map(int, shape.split("x"))) for shape in given.shapes]
+    sizes = [Size(rows, shape[0], shape[1], dtype, given.across) for shape in shapes for rows in given.rows]
     todo = grids(sizes, given.sweep)
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         codes = pool.map(written, [grid for _, grid in todo], chunksize=4)

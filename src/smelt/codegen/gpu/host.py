@@ -232,11 +232,10 @@ class _Warp:
         a, other = ([self._halves(word, node.kind) for word in self.vectors(words)] for words in (node.a, node.b))
         sums = self.vectors(node.sums)
         for later, place, half in itertools.product(range(2), range(4), range(2)):
-            rows = [b.permute(a[2 * later + down][half], [lane // 4 * 4 + place for lane in lanes]) for down in range(2)]
-            cols = [
-                b.permute(other[later][half], [4 * (2 * (lane % 4) + col) + place for lane in lanes])
-                for col in range(2)
-            ]
+            places = [lane // 4 * 4 + place for lane in lanes]
+            rows = [b.permute(a[2 * later + down][half], places) for down in range(2)]
+            from_cols = [[8 * (lane % 4) + 4 * col + place for lane in lanes] for col in range(2)]
+            cols = [b.permute(other[later][half], each) for each in from_cols]
             sums = [b.fma(rows[at // 2], cols[at % 2], total) for at, total in enumerate(sums)]
         self._bind(node.results, sums)
 

@@ -19,10 +19,11 @@ from smelt.ir.kernel import Axis, Contract, Factor, Kernel
 from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import is_symsize
 
-_MOST_ROWS = {2: 4, 4: 8, 8: 4}  # by lanes, for elements of so many bytes: with more, arithmetic takes longer
+_MOST_ROWS = {1: 4, 2: 4, 4: 8, 8: 4}  # by lanes, for elements of so many bytes: with more, arithmetic takes longer
 _MOST_MATRIX_ROWS = 16
 _WARPS = 132 * 16  # that keep a large chip busy
 _BLOCK_WARPS = 8
+_MOST_SUMS = 32  # of a lane
 _MOST_WARPS = 16  # of a team
 _LEAST_VECTORS = 4  # of a lane, of terms
 _IN_FLIGHT = 8  # vectors of weights that a lane asks for before it multiplies
@@ -45,21 +46,20 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     counts = [product(axis.size for axis in each) for each in own]
     sides = (0, 1) if counts[0] <= counts[1] else (1, 0)
     left, right = (contract.factors[side] for side in sides)
-    dtypes = {kernel.buffer(factor.buffer).dtype for factor in contract.factors}
-    if len(dtypes) != 1 or not contract.dtype.is_floating_point:
-        return "it multiplies different dtypes"
-    (dtype,) = dtypes
+    dtype = kernel.buffer(right.buffer).dtype
     rows, cols = own[sides[0]], tuple(sorted(own[sides[1]], key=lambda axis: right.index.stride(axis.name) == 1))
     way = _way(left, right, cols, contract.axes[0])
     if way is None:
         return "weights are contiguous along neither terms nor cols"
     count = int(product(axis.size for axis in rows))
-    if way is Way.ALONG and _fits_matrix_units(left, right, rows, cols, contract, dtype, target) and count > 1:
+    if way is Way.ALONG and _fits_matrix_units(kernel, left, right, contract, target):
         way = Way.MATRIX
     if count > (_MOST_MATRIX_ROWS if way is Way.MATRIX else _MOST_ROWS[dtype.itemsize]):
         return "it has many rows"
     along = cols if way is Way.ACROSS else contract.axes
     vector = _vector(left if way is not Way.ACROSS else None, right, along[-1], dtype)
+    while way is Way.ACROSS and vector * count > _MOST_SUMS:
+        vector //= 2
     grid = FewRows(kernel, rows, cols, contract.axes, left, right, way, vector, target.warp_size, Split(1, 1, 1, 1))
     if grid.term_count < target.warp_size * vector and way is Way.ALONG:
         return "it has few terms"
@@ -74,16 +74,11 @@ def _way(left: Factor, right: Factor, cols: tuple[Axis, ...], inner: Axis) -> Wa
     return Way.ACROSS if cols and right.index.stride(cols[-1].name) == 1 else None
 
 
-def _fits_matrix_units(
-    left: Factor,
-    right: Factor,
-    rows: tuple[Axis, ...],
-    cols: tuple[Axis, ...],
-    contract: Contract,
-    dtype: torch.dtype,
-    target: Target,
-) -> bool:
+def _fits_matrix_units(kernel: Kernel, left: Factor, right: Factor, contract: Contract, target: Target) -> bool:
+    dtype = kernel.buffer(right.buffer).dtype
     if not target.multiplies_matrices or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if kernel.buffer(left.buffer).dtype is not dtype:
         return False
     if contract.dtype is not torch.float32 or contract.axes[0].size < MATRIX_TERMS:
         return False

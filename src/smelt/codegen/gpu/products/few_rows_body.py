@@ -1,26 +1,29 @@
 """Writes grids of `FewRows`: the sums of a team's warps, in shared memory, and the points of a block.
 
-    a warp:   weights of several steps → registers; the same terms of all rows; their products added up; …
-              the sums of its lanes → shared memory
-    barrier
-    threads:  the sums of all warps of a point, in order; what follows the sums, as in `PhaseBody`
+a warp:   weights of several steps → registers; the same terms of all rows; their products added up; …
+          the sums of its lanes → shared memory
+barrier
+threads:  the sums of all warps of a point, in order; what follows the sums, as in `PhaseBody`
 """
 
 from collections.abc import Sequence
 from enum import Enum
+
+import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import merged_axes
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
-from smelt.codegen.loops.scalars import cast, constant, memory_kind
+from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import product
 
 ROW_TILE = 8  # rows of a product of matrices
 MATRIX_TERMS = 32  # of two of them, one after the other
+_CYCLE_BYTES = 2_400  # that an H200 reads in a cycle
 _QUAD = 4  # lanes that share a row of a matrix
 
 
@@ -89,6 +92,11 @@ class FewRows(Grid):
         each = MATRIX_TERMS if self.way is Way.MATRIX else lanes * (self.vector if self.way is Way.ALONG else 1)
         return each * self.split.warps
 
+    @property
+    def cycles(self) -> float:
+        """About how many cycles of a large GPU it takes to read the weights."""
+        return self.col_count * self.term_count * self.kernel.buffer(self.right.buffer).dtype.itemsize / _CYCLE_BYTES
+
     def write(self, b: Simt) -> None:
         BODIES[self.way](b, self).write()
 
@@ -97,13 +105,12 @@ class FewRowsBody(PhaseBody):
     """A grid being written. The ways to multiply differ in `places` and `multiplied`."""
 
     grid: FewRows
+    term: Value  # the first of a thread
 
     def __init__(self, b: Simt, grid: FewRows) -> None:
         super().__init__(b, grid, None)
         (self.stage,) = self.kernel.stages
         (self.contract,) = (i for i in self.stage.body if isinstance(i, Contract))
-        self.dtype = self.kernel.buffer(grid.right.buffer).dtype
-        self.kind = memory_kind(self.dtype)
         self.zero = constant(b, 0.0, self.contract.dtype)
 
     def write(self) -> None:
@@ -182,17 +189,16 @@ class FewRowsBody(PhaseBody):
 
     def read(self, factor: Factor, at: Value, mask: Mask, kind: str = "", width: int = 0) -> list[Value]:
         """Elements side by side; the first ones of the buffer where there is nothing to read."""
-        b, constant = self.b, self.kernel.buffer(factor.buffer).role is Role.INPUT
+        b, buffer = self.b, self.kernel.buffer(factor.buffer)
         at = at if mask is None else b.select(mask, at, 0)
-        pointer = b.pointer(factor.buffer)
-        return b.load_global(
-            pointer, at, kind or self.kind, width or self.grid.vector, aligned=b.aligned, constant=constant
-        )
+        kind, width = kind or memory_kind(buffer.dtype), width or self.grid.vector
+        constant = buffer.role is Role.INPUT
+        return b.load_global(b.pointer(factor.buffer), at, kind, width, aligned=b.aligned, constant=constant)
 
-    def wide(self, raw: Sequence[Value], mask: Mask) -> list[Value]:
+    def wide(self, factor: Factor, raw: Sequence[Value], mask: Mask) -> list[Value]:
         """As the sums are; zero where there is nothing."""
-        b = self.b
-        values = [cast(b, each, self.dtype, self.contract.dtype) for each in raw]
+        b, dtype = self.b, self.kernel.buffer(factor.buffer).dtype
+        values = [cast(b, from_memory(b, each, dtype), dtype, self.contract.dtype) for each in raw]
         return values if mask is None else [b.select(mask, each, self.zero) for each in values]
 
     def lanes_added(self, value: Value, first: int, last: int) -> Value:
@@ -255,10 +261,10 @@ class AlongBody(FewRowsBody):
         ]
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
-            ours = [self.wide(each, mask) for each in raw]
+            ours = [self.wide(grid.right, each, mask) for each in raw]
             term = b.add(at, self.term)
             for row in range(grid.row_count):
-                theirs = self.wide(self.read(grid.left, b.add(term, self.row_base(row)), mask), mask)
+                theirs = self.wide(grid.left, self.read(grid.left, b.add(term, self.row_base(row)), mask), mask)
                 for col, own in enumerate(ours):
                     total = sums[row * cols + col]
                     for x, w in zip(theirs, own, strict=True):
@@ -304,11 +310,11 @@ class AcrossBody(FewRowsBody):
         ]
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
-            own = self.wide(raw, mask)
+            own = self.wide(grid.right, raw, mask)
             term = b.mul(b.add(at, self.term), self.down[1])
             for row in range(grid.row_count):
                 place = b.add(term, self.row_base(row))
-                (x,) = self.wide(self.read(grid.left, place, mask, width=1), mask)
+                (x,) = self.wide(grid.left, self.read(grid.left, place, mask, width=1), mask)
                 for col, w in enumerate(own):
                     sums[row * vector + col] = b.fma(x, w, sums[row * vector + col])
         return sums
@@ -330,7 +336,9 @@ class MatrixBody(FewRowsBody):
         b, grid = self.b, self.grid
         self.group, self.place = b.lshr(b.lane(), 2), b.and_(b.lane(), _QUAD - 1)
         self.term = b.add(b.mul(self.part, _QUAD * grid.vector), b.mul(self.place, grid.vector))
-        cols = [b.add(self.first, b.add(self.group, more)) if more else b.add(self.first, self.group) for more in (0, 8)]
+        cols = [
+            b.add(self.first, b.add(self.group, more)) if more else b.add(self.first, self.group) for more in (0, 8)
+        ]
         self.bases = [b.add(self.own_base(grid.right, grid.cols, col), self.term) for col in cols]
         rows = [b.add(self.group, more) if more else self.group for more in range(0, grid.held_rows, ROW_TILE)]
         self.lefts = [b.add(self.own_base(grid.left, grid.rows, row), self.term) for row in rows]
@@ -338,7 +346,7 @@ class MatrixBody(FewRowsBody):
     def count(self) -> int:
         return 4 * len(self.lefts)
 
-    def _words(self, factor: Factor, at: Value, mask: Mask) -> list[Value]:
+    def _pairs(self, factor: Factor, at: Value, mask: Mask) -> list[Value]:
         b = self.b
         if b.aligned:
             words = self.read(factor, b.lshr(at, 1), mask, "i32", self.grid.vector // 2)
@@ -350,10 +358,11 @@ class MatrixBody(FewRowsBody):
 
     def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid = self.b, self.grid
-        kind = "f16" if self.kind == "f16" else "bf16"
+        kind = "f16" if self.kernel.buffer(grid.right.buffer).dtype is torch.float16 else "bf16"
         firsts = [b.add(first, number * grid.step) if number else first for number in range(steps)]
+        places = list(zip(firsts, masks, strict=True))
         weights, lefts = (
-            [[self._words(factor, b.add(base, at), mask) for base in bases] for at, mask in zip(firsts, masks, strict=True)]
+            [[self._pairs(factor, b.add(base, at), mask) for base in bases] for at, mask in places]
             for factor, bases in ((grid.right, self.bases), (grid.left, self.lefts))
         )
         sums = list(sums)
