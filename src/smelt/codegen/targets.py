@@ -114,12 +114,12 @@ def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
     from smelt.codegen.gpu.products.few_rows import few_rows
     from smelt.ir.check_kernel import contraction_of
 
-    found, kernel = grid_contraction_cycles(kernel), without_unit_axes(kernel)
+    cycles, kernel = grid_contraction_cycles(kernel), without_unit_axes(kernel)
     contract = contraction_of(kernel)
-    if isinstance(found, str) or contract is None:
-        return found
+    if isinstance(cycles, str) or contract is None:
+        return cycles
     grid = few_rows(kernel, contract, find(name))
-    return found if isinstance(grid, str) else grid.cycles
+    return cycles if isinstance(grid, str) else grid.cycles
 
 
 register(

@@ -64,8 +64,8 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     if grid.term_count < target.warp_size * vector and way is Way.ALONG:
         return "it has few terms"
     split = split_of(grid)
-    found = replace(grid, split=split, threads=split.warps * split.teams * target.warp_size)
-    return "it has many terms of few cols" if grid.term_count * found.block_cols > _MOST_TERMS else found
+    sized = replace(grid, split=split, threads=split.warps * split.teams * target.warp_size)
+    return "it has many terms of few cols" if grid.term_count * sized.block_cols > _MOST_TERMS else sized
 
 
 def _way(left: Factor, right: Factor, cols: tuple[Axis, ...], inner: Axis) -> Way | None:
