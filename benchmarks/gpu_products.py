@@ -81,10 +81,29 @@ def written(grid: FewRows) -> tuple[EntryCode, str]:
     return replace(code, functions=()), ptx(join([code]), TARGET)
 
 
-def launcher(code: EntryCode, image: CudaCode) -> Callable[..., object]:
+def launcher(code: EntryCode, image: CudaCode, buffers: int = 3, workspace: int = 0) -> Callable[..., object]:
     phases = tuple((0, int(each.blocks), each.threads, each.shared_bytes, each.has_barrier) for each in code.phases)
     support = LaunchSupport(image, code.phases)
-    return _native.GridLauncher(phases, 3, 0, support=support)
+    return _native.GridLauncher(phases, buffers, workspace, support=support)
+
+
+def graph_time(run: Callable[[Tensor], object], given: Sequence[Tensor]) -> float:
+    """Microseconds of a launch, for each of the tensors. What the first one gives is left."""
+    run(given[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for each in reversed(given):
+            run(each)
+    times = []
+    for _ in range(ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(float(begin.elapsed_time(end)))
+    return min(times) * 1000 / len(given)
 
 
 class Case:
@@ -106,21 +125,7 @@ class Case:
 
     def time(self, run: Callable[[Tensor], object]) -> float:
         """Microseconds of a launch. The result of the first weights is left in `y`."""
-        run(self.weights[0])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for weight in reversed(self.weights):
-                run(weight)
-        times = []
-        for _ in range(ROUNDS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(float(begin.elapsed_time(end)))
-        return min(times) * 1000 / len(self.weights)
+        return graph_time(run, self.weights)
 
     def line(self, grid: FewRows, run: Callable[..., object]) -> str:
         self.y.fill_(float("nan"))

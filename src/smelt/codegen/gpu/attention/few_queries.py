@@ -30,7 +30,7 @@ from smelt.ir.kernel import (
 )
 from smelt.symbolic.symsize import is_symsize
 
-_MOST_QUERIES, _MOST_SUMS = 8, 64  # of a lane, for all its queries
+_MOST_QUERIES, _MOST_SUMS = 8, 32  # of a lane, for all its queries
 _BLOCKS = 2 * 132
 _MOST_PARTS = 64
 _POINTS = Const | Load | Position | Compute | Cast

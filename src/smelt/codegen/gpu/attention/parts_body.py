@@ -264,13 +264,13 @@ class PartsBody(_Body):
         b.barrier()
         count = queries * width
         for turn in range(-(-count // grid.threads)):
-            number = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
+            point = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
             mask: Mask = None
             if (turn + 1) * grid.threads > count:
-                mask = b.icmp("slt", number, count)
-                number = b.select(mask, number, 0)
-            query = b.binary("udiv", number, width)
-            of_width = b.sub(number, b.mul(query, width))
+                mask = b.icmp("slt", point, count)
+                point = b.select(mask, point, 0)
+            query = b.binary("udiv", point, width)
+            of_width = b.sub(point, b.mul(query, width))
             whole: list[Value] = []
             for warp in range(grid.warps):
                 base = b.mul(b.add(query, warp * queries), line)
