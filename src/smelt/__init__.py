@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from smelt.autograd.partition import partition
     from smelt.chips.registration import register_chip
     from smelt.deploy.artifact import Artifact, Entry, export, export_entries
-    from smelt.deploy.generation import export_generation
+    from smelt.deploy.generation.export import export_generation
     from smelt.deploy.loaded import load
     from smelt.ir.artifact.machine import Dimension
     from smelt.lazy import LazyFunctions
@@ -116,7 +116,7 @@ _LATER = {
     "compiled_autograd": "smelt.compiled_autograd",
     "export": "smelt.deploy.artifact",
     "export_entries": "smelt.deploy.artifact",
-    "export_generation": "smelt.deploy.generation",
+    "export_generation": "smelt.deploy.generation.export",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
     "register_chip": "smelt.chips.registration",

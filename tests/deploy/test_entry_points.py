@@ -114,7 +114,7 @@ def test_several_targets_have_all_entry_points(tmp_path: Path) -> None:
 
 def test_numbers_of_python_that_another_entry_point_changes_are_refused() -> None:
     box = Box()
-    with pytest.raises(SmeltError, match="calls is changed by model.count, and model.counted reads it") as caught:
+    with pytest.raises(SmeltError, match=r"calls is changed by model\.count, and model\.counted reads it") as caught:
         smelt.export_entries({"count": smelt.Entry(box.count, NUMBER), "counted": smelt.Entry(box.counted, NUMBER)})
     assert "tensors" in caught.value.hint
 

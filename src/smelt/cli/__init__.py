@@ -1,4 +1,4 @@
-"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `chat`, `conform` and more.
+"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `chat`, and more.
 
 Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
 its target could not be loaded. `smelt run` and `smelt report` end as their script does.

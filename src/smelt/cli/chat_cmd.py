@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from smelt.base.errors import SmeltError
-from smelt.deploy.chat import Generator, Sampling, Words
+from smelt.deploy.generation.chat import Generator, Sampling, Words
 
 RESET = "/reset"
 
@@ -28,7 +28,8 @@ def do_chat(args: argparse.Namespace) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         kind = "text" if generator.tokenizer and not args.ids else "numbers of tokens"
-        print(f"{generator.name}, {generator.max_length} tokens. Type {kind}; {RESET} begins a new text.", file=sys.stderr)
+        about = f"{generator.name}, {generator.max_length} tokens. Type {kind}; {RESET} begins a new text."
+        print(about, file=sys.stderr)
     for line in _lines(is_terminal):
         if line == RESET:
             generator.reset()

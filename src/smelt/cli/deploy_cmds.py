@@ -115,11 +115,13 @@ def inspected(artifact: ArtifactFile, size: int) -> list[str]:
         lines += [] if artifact.entries == 1 else [f"entry point {table.name.rpartition('.')[2]}"]
         lines.append("inputs")
         lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
-        lines += ["outputs", *([f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"])]
+        lines.append("outputs")
+        lines += [f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"]
         lines += _states(table)
     stored = {RegisterKind.CONSTANT: ("weights", artifact.weights), RegisterKind.STATE: ("state", artifact.state)}
     for kind, (what, data) in stored.items():
-        held = list({(each.name, each.data): each for of in tables for each in of.registers if each.kind == kind}.values())
+        of_kind = [each for table in tables for each in table.registers if each.kind == kind]
+        held = list({(each.name, each.data): each for each in of_kind}.values())
         if held:
             lines.append(f"{what}: {len(held)} tensors, {_bytes(data.bytes)}")
             if kind == RegisterKind.STATE:

@@ -199,7 +199,8 @@ def export_entries(
     - `name` is the artifact's name.
     """
     if not entries or not all(str(entry).isidentifier() for entry in entries):
-        raise SmeltError("SM001", f"entries is a dict of functions by name, and names are identifiers, not {list(entries)}")
+        what = f"entries is a dict of functions by name, and names are identifiers, not {list(entries)}"
+        raise SmeltError("SM001", what)
     if len(entries) == 1:
         ((only, entry),) = entries.items()
         return export(entry.function, entry.args, entry.kwargs, dynamic=entry.dynamic, targets=targets, name=only)

@@ -125,7 +125,8 @@ class LoadedArtifact:
     def entry(self, name: str) -> LoadedEntry:
         """An entry point by its name. Entry points share weights and state."""
         if name not in self._entries:
-            raise SmeltError("SM052", f"{self.name} has no entry point {name!r}", hint=f"choose from {', '.join(self.entries)}")
+            hint = f"choose from {', '.join(self.entries)}"
+            raise SmeltError("SM052", f"{self.name} has no entry point {name!r}", hint=hint)
         return self._entries[name]
 
     @property

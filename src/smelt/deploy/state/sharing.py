@@ -25,8 +25,8 @@ Copies = dict[tuple[int, int, int], tuple[torch.UntypedStorage, torch.Tensor]]
 class EntryState:
     """What the export of one entry point tells of Python's objects, and what it shares with the others.
 
-    `read`, `written`: homes of Python values, whose objects `homes` keeps. `relied`: tensors whose values decided what it
-    does. `generator`, `copies`: shared by all."""
+    `read`, `written`: homes of Python values, whose objects `homes` keeps. `relied`: tensors whose values decided what
+    it does. `generator`, `copies`: shared by all."""
 
     name: str = ""
     generator: list[tuple[str, torch.Tensor]] = field(default_factory=list)

@@ -75,8 +75,10 @@ def check_artifact(artifact: ArtifactFile) -> None:
     count = artifact.entries
     require(count > 0 and len(artifact.targets) % count == 0, "the artifact", "has targets without all entry points")
     names = [part.table.name for part in artifact.targets[:count]]
-    require(len({name.rpartition(".")[2] for name in names}) == count, "the artifact", "has two entry points of one name")
-    require(count == 1 or all(all(name.rpartition(".")) for name in names), "the artifact", "has a table not named MODEL.ENTRY")
+    is_named = count == 1 or all(all(name.rpartition(".")) for name in names)
+    require(is_named, "the artifact", "has a table that is not named MODEL.ENTRY")
+    entries = {name.rpartition(".")[2] for name in names}
+    require(len(entries) == count, "the artifact", "has two entry points of one name")
     states = None
     for number, part in enumerate(artifact.targets):
         where, first = f"target {number // count}", artifact.targets[number // count * count]

@@ -5,8 +5,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+# Their types allow for layers of other kinds.
+_Cache: Any = Cache
+_Layer: Any = CacheLayerMixin
 
-class FileLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+
+class FileLayer(_Layer):  # type: ignore[misc]  # of any type
     """Keys and values of one layer, with room for `length` tokens, written in place from `position` on. A sliding window
     is a mask over them."""
 
@@ -53,7 +57,7 @@ class GenerationSteps(torch.nn.Module):
         self.model = model
         self.register_buffer("position", torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device))
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        self.cache = Cache(layers=[FileLayer(max_length, self.position) for _ in range(layers)])
+        self.cache = _Cache(layers=[FileLayer(max_length, self.position) for _ in range(layers)])
         with torch.no_grad():  # the model's own code says how large keys and values are
             model(input_ids=self.position.expand(batch, 2), past_key_values=self.cache, use_cache=True)
         for number, layer in enumerate(self.cache.layers):

@@ -20,8 +20,8 @@ from smelt.deploy.runtime import Model, Session, TensorAt
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen: the likeliest one at temperature 0, else one of the `top_k` likeliest, by the softmax
-    of their logits divided by the temperature."""
+    """How the next token is chosen: the likeliest one at temperature 0, else one of the `top_k` likeliest, by the
+    softmax of their logits divided by the temperature."""
 
     temperature: float = 0.0
     top_k: int = 40

@@ -3,8 +3,8 @@
     prefill(ids: int64[batch, 1..])   →   token: int64[batch], logits: float32[batch, words]
     decode(token: int64[batch])       →   the same for the next token
 
-Both append to one key-value cache, which is state of the file, as is `position`, the number of tokens in it. `token` is the
-likeliest next token; who samples takes `logits`.
+Both append to one key-value cache, which is state of the file, as is `position`, the number of tokens in it. `token`
+is the likeliest next token; programs that sample use `logits`.
 """
 
 import json
@@ -34,9 +34,8 @@ def export_generation(
     """Export a causal language model of `transformers` as an artifact that generates text without Python.
 
     The artifact has two entry points over one set of weights and one key-value cache, which is state:
-    `prefill(ids)` takes a prompt, `decode(token)` one token. Both append to the cache and return the likeliest next token
-    and the logits that it is the largest of. `position` of the state is the number of tokens in the cache: set it to 0
-    for a new text.
+    `prefill(ids)` takes a prompt, `decode(token)` one token. Both append to the cache, and return the likeliest next
+    token and the logits. `position` of the state is the number of tokens in the cache: set it to 0 for a new text.
 
     - `model` is in evaluation mode, for example a `LlamaForCausalLM`.
     - `max_length` is the number of tokens that the cache has room for, prompt included.
@@ -49,7 +48,7 @@ def export_generation(
         raise ExportError(f"max_length is {max_length} and batch {batch}; they must be at least 2 and 1")
     if model.training:
         raise ExportError("the model is in training mode", hint="call model.eval()")
-    from smelt.deploy.generation_steps import GenerationSteps  # imports transformers
+    from smelt.deploy.generation.steps import GenerationSteps  # imports transformers
 
     _refuse_others(model)
     steps = GenerationSteps(model, max_length, batch)
@@ -84,8 +83,9 @@ def _refuse_others(model: Any) -> None:
     kinds = getattr(config, "layer_types", None) or ()
     strange = sorted({kind for kind in kinds if "attention" not in kind or "linear" in kind})
     if strange or model.config.is_encoder_decoder:
+        what = ", ".join(strange) or "an encoder"
         raise ExportError(
-            f"{type(model).__name__} has {', '.join(strange) or 'an encoder'}: only decoders of attention layers are exported",
+            f"{type(model).__name__} has {what}: only decoders of attention layers are exported",
             hint="export its forward with smelt.export_entries, its state in buffers",
         )
 
