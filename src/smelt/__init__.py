@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from smelt.deploy.artifact import Artifact, Entry, export, export_entries
     from smelt.deploy.generation.export import export_generation
     from smelt.deploy.loaded import load
+    from smelt.generation.loop import generate
     from smelt.ir.artifact.machine import Dimension
     from smelt.lazy import LazyFunctions
 
@@ -93,6 +94,7 @@ __all__ = [
     "export",
     "export_entries",
     "export_generation",
+    "generate",
     "graph_break",
     "is_compiling",
     "list_backends",
@@ -117,6 +119,7 @@ _LATER = {
     "export": "smelt.deploy.artifact",
     "export_entries": "smelt.deploy.artifact",
     "export_generation": "smelt.deploy.generation.export",
+    "generate": "smelt.generation.loop",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
     "register_chip": "smelt.chips.registration",

@@ -11,8 +11,8 @@ _Layer: Any = CacheLayerMixin
 
 
 class FileLayer(_Layer):  # type: ignore[misc]  # of any type
-    """Keys and values of one layer, with room for `length` tokens, written in place from `position` on. A sliding window
-    is a mask over them."""
+    """Keys and values of one layer, with room for `length` tokens, written in place from `position` on. A sliding
+    window is a mask over them."""
 
     is_compileable = True
     is_sliding = False

@@ -23,7 +23,7 @@ from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
-from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.kernel import Axis, Buffer, Contract, Element, Factor, Index, Kernel, Quantized, Role, Stage, Store
 from smelt.ir.products.library_product import library_product
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.ops.record import View
@@ -209,7 +209,7 @@ def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
     """Elements that the library needs as wider floats, while a kernel reads them directly. Values shared by several
     calls count by their share."""
     total = 0.0
-    for node, factor in zip((call.left, call.right), factors, strict=True):
+    for node, factor in zip((call.left, call.right), factors[:2], strict=True):
         if tensor_spec(node).dtype is not factor.dtype:
             while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
                 node = node.all_input_nodes[0]
@@ -242,16 +242,25 @@ def bare_kernel(rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorS
         terms += [(axis.name, step) for axis, step in zip(axes, along, strict=True) if step]
         return Index(tuple(terms), offset)
 
-    def factor(name: str, read: FactorRead) -> Factor:
+    names_of = {id(read): f"in{number}" for number, read in enumerate(rule.reads)}
+
+    def element(read: FactorRead) -> Element:
+        return Element(names_of[id(read)], index(read.stride, read.along, read.offset))
+
+    def factor(read: FactorRead) -> Factor:
         bounds = tuple((index(each.stride, each.along, each.offset), each.extent) for each in read.bounds)
-        return Factor(name, index(read.stride, read.along, read.offset), bounds)
+        at, quantized = element(read), None
+        if read.quantized is not None:
+            zero, low = (None if each is None else element(each) for each in (read.quantized.zero, read.quantized.low))
+            quantized = Quantized(read.quantized.kind, element(read.quantized.scale), zero, low, read.quantized.offset)
+        return Factor(at.buffer, at.index, bounds, quantized)
 
     buffers = [
         Buffer(name, spec.dtype, span(spec.shape, spec.stride), Role.INPUT)
-        for name, spec in zip(("left", "right"), factors, strict=True)
+        for name, spec in zip(names_of.values(), factors, strict=True)
     ]
     buffers.append(Buffer("sums", sums.dtype, span(shape, stride), Role.OUTPUT))
-    contract = Contract("p", axes, factor("left", rule.left), factor("right", rule.right), sums.dtype)
+    contract = Contract("p", axes, factor(rule.left), factor(rule.right), sums.dtype)
     store = Store("sums", index(stride, (0,) * len(axes), 0), "p")
     rows, inner = (
         tuple(Axis(names[dim], shape[dim]) for dim in outside_in if (stride[dim] < cols) is within)
