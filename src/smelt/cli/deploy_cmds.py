@@ -196,12 +196,12 @@ def _shown(name: str, dtype: str | None, dims: tuple[r.Dim, ...]) -> str:
 def _target(artifact: ArtifactFile, number: int, part: TargetPart) -> str:
     names, target = _told(artifact.manifest, "targets", list), number // artifact.entries
     name = names[target] if target < len(names) else Machine(part.machine).name
-    name += "" if artifact.entries == 1 else f", {part.table.name.rpartition('.')[2]}"
+    entry = "" if artifact.entries == 1 else f", {part.table.name.rpartition('.')[2]}"
     features = [each for bit, each in enumerate(FEATURES[Machine(part.machine)]) if part.features >> bit & 1]
     outside = Counter(slot.name for slot in part.code.slots if slot.name)
     needs = f", needs {' '.join(features)}" if features else ""
     calls = f", calls {', '.join(outside)}" if outside else ""
-    return f"{name}: {len(part.table.kernels)} kernels, {_bytes(len(part.code.image))}{needs}{calls}"
+    return f"{name}{entry}: {len(part.table.kernels)} kernels, {_bytes(len(part.code.image))}{needs}{calls}"
 
 
 def _bytes(count: int) -> str:

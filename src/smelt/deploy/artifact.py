@@ -29,7 +29,7 @@ from smelt.deploy.loaded import LoadedArtifact, LoadedEntry, load
 from smelt.deploy.manifest import manifest_of, manifest_of_entries
 from smelt.deploy.records import kernel_places, target_part, unaligned_kernels
 from smelt.deploy.shared_data import SharedData
-from smelt.deploy.state.sharing import entry_states, with_one_state
+from smelt.deploy.state.sharing import entry_states, with_one_state, without_origins
 from smelt.deploy.static_model import save_static
 from smelt.deploy.variant import HowToLower
 from smelt.device import Target, target_of
@@ -234,7 +234,7 @@ def _parts(entries: Mapping[str, Entry], targets: Sequence[str]) -> list[Machine
         if len(machines) > 1:
             machines = with_one_state(machines, tuple(states.values()))
         for machine in machines:
-            for each in _built(machine, family):
+            for each in _built(without_origins(machine), family):
                 parts[each.code.target.name].append(each)
     return [each for target in found_targets for each in parts[target.name]]
 

@@ -151,6 +151,11 @@ def _key(storage: Storage) -> int:
     return id(storage) if storage.origin is None else int(storage.origin._cdata)
 
 
+def without_origins(machine: Machine) -> Machine:
+    """A machine that no longer refers to memory of the model."""
+    return replace(machine, storages=tuple(replace(each, origin=None) for each in machine.storages))
+
+
 def entry_states(names: Sequence[str]) -> Mapping[str, EntryState]:
     """One for each entry point of a file."""
     first = EntryState()
