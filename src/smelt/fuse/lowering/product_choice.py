@@ -164,8 +164,9 @@ class ProductChoice:
         *,
         followed: bool,
     ) -> Decision:
-        itemsize = (factors[1] if self._gpu(sums.device) else sums).dtype.itemsize
-        converted = _converted(call, factors) * CYCLES_TO_CONVERT
+        on_gpu = bool(self._gpu(sums.device))  # where the costs of the library include conversions
+        itemsize = (factors[1] if on_gpu else sums).dtype.itemsize
+        converted = 0.0 if on_gpu else _converted(call, factors) * CYCLES_TO_CONVERT
         if isinstance(costs, str) and not converted:
             return Decision(False, costs)  # before the target is asked, which loads what makes code
         kernel_cycles, least = self.cycles(call.rule, factors, sums), float(LEAST_SAVED)
