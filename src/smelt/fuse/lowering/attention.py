@@ -45,7 +45,7 @@ from smelt.ops.promote import widened
 from smelt.ops.record import OperandLayout
 from smelt.ops.views import expand
 from smelt.symbolic.shapes import Shape, Size, span
-from smelt.symbolic.symsize import same_sizes
+from smelt.symbolic.symsize import hint, same_sizes
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -92,7 +92,7 @@ def read_attention(node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, Te
     if asked.get("dropout_p"):
         return "drops weights at random, which kernels do not"
     specs = {name: tensor_spec(each) for name, each in tensors.items()}
-    if any(spec.varies for spec in specs.values()):
+    if any(spec.varies for spec in specs.values()) and node.target not in GPU_FORWARD:
         return "has sizes that vary"
     reason = _why_not(specs)
     if reason is not None:
@@ -186,8 +186,8 @@ class _Scores:
         rows = (Axis("b", self.query[0]), Axis("g", self.key[1]), Axis("r", self.shared), Axis("i", self.query[2]))
         name = "attention_gradients" if gradients else "attention"
         kernel = Kernel(name, rows, (Axis("j", self.key[2]),), (*inputs, *outputs), stages)
-        count, width = int(self.query[0] * self.query[1]), int(self.query[3])
-        sizes = AttentionSizes(count, int(self.query[2]), int(self.key[2]), width, self.causal, gradients)
+        count, width = hint(self.query[0] * self.query[1]), hint(self.query[3])
+        sizes = AttentionSizes(count, hint(self.query[2]), hint(self.key[2]), width, self.causal, gradients)
         return AttentionCall(kernel, tuple(self.names), sizes)
 
     def forward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
