@@ -1,7 +1,6 @@
 """Functions of the C library that compiled code brings along (`codegen/llvm/support.py`), as machine code."""
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +17,12 @@ NAMES = ("memcpy", "memmove", "memset")
 BYTES = 97
 
 
-def compiled() -> tuple[Any, dict[str, Callable[..., Any]]]:
+def compiled() -> tuple[Any, Any]:
     """The functions, and what owns their code. If LLVM took a loop for a call of its own function, it would not end."""
     target = find(HOST)
     loaded = load(link_all(object_codes([support_text(NAMES, target)], target)))
     size, address = ctypes.c_size_t, ctypes.c_void_p
-    kinds = {"memcpy": (address, address, size), "memmove": (address, address, size)}
+    kinds: dict[str, Any] = {"memcpy": (address, address, size), "memmove": (address, address, size)}
     kinds["memset"] = (address, ctypes.c_int, size)
     made = {name: ctypes.CFUNCTYPE(address, *kinds[name])(loaded.address(name)) for name in NAMES}
     return loaded, made
