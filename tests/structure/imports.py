@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "facts",
         "rules",
         "effects",
+        "replaced_operators",
         "devices",
         "sparse",
         "autograd_graph",
