@@ -87,10 +87,8 @@ WITH_BARRIERS = [(name, ALONE) for name in ("softmax", "layer norm", "column sum
 
 @pytest.mark.parametrize("name, parts", [*WITH_BARRIERS, ("column sum", SHARED), ("columns", SHARED)])
 def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to. Sums
-    are in float64: where sums and maxima have one size, no warp reads what another overwrites with the next ones."""
+    """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to."""
     monkeypatch.setattr(grid_plan, "_resident", lambda *_: 4)
-    monkeypatch.setattr(rows_body, "_NARROW_TILES", 0)
     monkeypatch.setattr(team_reductions, "_MOST_PARTS", parts)
     kernel, whole = KERNELS[name], Simt.barrier
     count = barriers(kernel)

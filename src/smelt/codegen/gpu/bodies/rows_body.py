@@ -198,7 +198,10 @@ class RowsBody(PhaseBody):
         turns = emptied if sums else some_tiles
         folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
-        return named(nothing, folded), dtypes | (dict.fromkeys(sums, torch.float64) if is_wide else {})
+        after = named(nothing, folded)
+        for name in sums:  # between threads, of which there are as many as there were sums
+            after[name] = tuple(b.convert("fpext", value, "f64") for value in after[name])
+        return after, dtypes | dict.fromkeys(sums, torch.float64)
 
     def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
         """Several tiles, all read before the first is computed."""
