@@ -164,7 +164,8 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norms[0](self.one(x)).relu()
-        return (self.norms[1](self.other(y)) + x).relu()
+        result: torch.Tensor = (self.norms[1](self.other(y)) + x).relu()
+        return result
 
 
 def _network() -> nn.Module:
