@@ -20,7 +20,6 @@ from smelt.capture import mark_dynamic
 from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
 
-
 NO_TOKEN = -1
 
 
