@@ -7,8 +7,7 @@ page cache. Memory is the peak of a process that answers a prompt and generates,
 """
 
 import argparse
-import ctypes
-import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,22 +18,11 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.deploy.runtime import LIBRARY, library
-from smelt.ir.artifact_file.layout import Kind
+from smelt.deploy.runtime import LIBRARY, Model, Session
 from smelt.ir.artifact_file.container import unpack
+from smelt.ir.artifact_file.layout import Kind
 
-TRUST_WEIGHTS = 1
 ROOT = Path(__file__).parents[1]
-
-
-class _OpenOptions(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("flags", ctypes.c_uint),
-        ("allocator", ctypes.c_void_p),
-        ("device", ctypes.c_int),
-        ("device_number", ctypes.c_int),
-    )
 
 
 def model_of(args: argparse.Namespace) -> Any:
@@ -53,36 +41,36 @@ def model_of(args: argparse.Namespace) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def start_seconds(path: Path, flags: int) -> float:
+def start_seconds(path: Path, trusts_weights: bool) -> float:
     """Best of five: a model and a session."""
-    best = float("inf")
+    times = []
     for _ in range(5):
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0)
-        model, session = ctypes.c_void_p(), ctypes.c_void_p()
         begin = time.perf_counter()
-        failed = library().smelt_model_open(os.fsencode(path), ctypes.byref(options), ctypes.byref(model), None)
-        failed = failed or library().smelt_session_new(model, None, ctypes.byref(session), None)
-        best = min(best, time.perf_counter() - begin)
-        if failed:
-            raise RuntimeError(f"{path} cannot be opened")
-        library().smelt_session_free(session)
-        library().smelt_model_close(model)
-    return best
+        session = Session(Model(path, trusts_weights))
+        times.append(time.perf_counter() - begin)
+        del session
+    return min(times)
 
 
 def run_program(program: Path, *arguments: object) -> tuple[float, int]:
     """Seconds, and the most memory that the process had, in bytes."""
+    most = 0
     begin = time.perf_counter()
     process = subprocess.Popen([program, *map(str, arguments)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        most = max(most, 1024 * int(found[1])) if found else most
+        time.sleep(0.005)
+    if process.returncode:
         raise RuntimeError("the program failed")
-    return time.perf_counter() - begin, 1024 * usage.ru_maxrss
+    return time.perf_counter() - begin, most
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("layers", 12), ("hidden", 768), ("vocabulary", 32000), ("length", 512), ("tokens", 64), ("prompt", 32)):
+    sizes = {"layers": 12, "hidden": 768, "vocabulary": 32000, "length": 512, "tokens": 64, "prompt": 32}
+    for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--file", type=Path, help="keep the file here, or use the one that is here")
     args = parser.parse_args()
@@ -92,11 +80,11 @@ def main() -> None:
             begin = time.perf_counter()
             smelt.export_generation(model_of(args), max_length=args.length).save(path)
             print(f"export: {time.perf_counter() - begin:.0f} s")
-        sizes = {each.kind: each.bytes for each in unpack(path.read_bytes())}
-        weights, cache = sizes[Kind.WEIGHTS], sizes[Kind.STATE]
+        section_bytes = {each.kind: each.bytes for each in unpack(path.read_bytes())}
+        weights, cache = section_bytes[Kind.WEIGHTS], section_bytes[Kind.STATE]
         print(f"weights {weights / 1e6:.1f} MB, cache {cache / 1e6:.1f} MB, file {path.stat().st_size / 1e6:.1f} MB")
-        for flags, what in ((0, "with the checksum of the weights"), (TRUST_WEIGHTS, "without it")):
-            print(f"start {what}: {1000 * start_seconds(path, flags):.1f} ms")
+        for trusts, what in ((False, "with the checksum of the weights"), (True, "without it")):
+            print(f"start {what}: {1000 * start_seconds(path, trusts):.1f} ms")
         program = Path(folder) / "generate"
         compiler = shutil.which("gcc") or "cc"
         source, include = ROOT / "examples/deploy/generate.c", LIBRARY.parents[1] / "include"
