@@ -50,16 +50,22 @@ class Size:
     def weight_bytes(self) -> int:
         return self.cols * self.terms * self.dtype.itemsize
 
+    @property
+    def given(self) -> torch.dtype:
+        """What the weights are multiplied with."""
+        return self.dtype if self.dtype.is_floating_point else torch.bfloat16
+
     def kernel(self) -> Kernel:
-        wide = torch.promote_types(self.dtype, torch.float32)
+        wide = torch.promote_types(self.given, torch.float32)
         steps = (("j", 1), ("k", self.cols)) if self.across else (("j", self.terms), ("k", 1))
         left, right = Factor("x", Index((("i", self.terms), ("k", 1)))), Factor("w", Index(steps))
         contract = Contract("p", (Axis("k", self.terms),), left, right, wide)
-        rounded = () if wide is self.dtype else (Cast("q", "p", self.dtype),)
+        rounded = () if wide is self.given else (Cast("q", "p", self.given),)
         store = Store("y", Index((("i", self.cols), ("j", 1))), "q" if rounded else "p")
         sizes = {"x": self.rows * self.terms, "w": self.cols * self.terms, "y": self.rows * self.cols}
         roles = {"x": Role.INPUT, "w": Role.INPUT, "y": Role.OUTPUT}
-        buffers = tuple(Buffer(name, self.dtype, size, roles[name]) for name, size in sizes.items())
+        dtypes = {"x": self.given, "w": self.dtype, "y": self.given}
+        buffers = tuple(Buffer(name, dtypes[name], size, roles[name]) for name, size in sizes.items())
         stages = (Stage(True, (contract, *rounded, store)),)
         return Kernel("few_rows", (Axis("i", self.rows),), (Axis("j", self.cols),), buffers, stages)
 
@@ -112,13 +118,19 @@ class Case:
     def __init__(self, size: Size) -> None:
         self.size, count = size, max(2, -(-WEIGHT_BYTES // size.weight_bytes))
         shape = (size.terms, size.cols) if size.across else (size.cols, size.terms)
-        self.weights = [torch.randn(shape, device="cuda", dtype=size.dtype) for _ in range(count)]
-        self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.dtype)
-        self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.dtype)
+        drawn = (torch.randn(shape, device="cuda") * (1 if size.dtype.is_floating_point else 40) for _ in range(count))
+        self.weights = [each.to(size.dtype) for each in drawn]
+        self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.given)
+        self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.given)
         right = self.weights[0] if size.across else self.weights[0].t()
         self.exact = torch.cat([self.x.double() @ part.double() for part in right.split(8192, 1)], 1)
-        self.library = self.time(lambda w: torch.mm(self.x, w if size.across else w.t(), out=self.y))
+        self.library = self.time(lambda w: torch.mm(self.x, self.of_library(w), out=self.y))
         self.library_error = self.error()
+
+    def of_library(self, weights: Tensor) -> Tensor:
+        """Integers are converted for it."""
+        weights = weights.to(self.size.given)
+        return weights if self.size.across else weights.t()
 
     def error(self) -> float:
         return float((self.y.double() - self.exact).abs().max())
