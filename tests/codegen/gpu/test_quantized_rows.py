@@ -62,17 +62,24 @@ def test_why_not(kernel: Kernel, why: str) -> None:
     assert contract is not None and few_rows(kernel, contract, describe_host_warps("test", 8)) == why
 
 
-def layer(kind: str, rows: int, cols: int = 4096, groups: int = 64, dtype: str = "bf16") -> Kernel:
-    """In groups of 64."""
+def layer(
+    kind: str, rows: int, cols: int = 4096, groups: int = 64, dtype: str = "bf16", *, by_halves: bool = False
+) -> Kernel:
+    """In groups of 64; `by_halves`: with an axis for the two halves of a byte."""
+    axes, at = (f"g:{groups}, k:32, h:2", "64*g + 2*k + h") if by_halves else (f"g:{groups}, k:64", "64*g + k")
     terms, packed = 64 * groups, 2 if kind == "u4" else 1
     rounded = f" q = cast p : {dtype}\n" if dtype != "f32" else ""
     return parse_kernel(
         f"kernel layer rows(i:{rows}) cols(j:{cols})\n in x: {dtype}[{rows * terms}]\n"
         f" in w: u8[{cols * terms // packed}]\n in s: {dtype}[{groups * cols}]\n out y: {dtype}[{rows * cols}]\n"
-        f" loop:\n p = contract (g:{groups}, k:64) x[{terms}*i + 64*g + k],"
-        f" ({kind} w[{terms}*j + 64*g + k] - 8) * s[{groups}*j + g] : f32\n{rounded}"
+        f" loop:\n p = contract ({axes}) x[{terms}*i + {at}],"
+        f" ({kind} w[{terms}*j + {at}] - 8) * s[{groups}*j + g] : f32\n{rounded}"
         f" store y[{cols}*i + j] = {'q' if rounded else 'p'}\n"
     )
+
+
+def test_halves_of_a_byte_as_an_axis() -> None:
+    check(layer("u4", 3, 20, 5, "f32", by_halves=True), 8)
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("u4", 13), ("u4", 64), ("u8", 9)])

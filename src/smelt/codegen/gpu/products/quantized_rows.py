@@ -55,12 +55,13 @@ def units_of(contract: Contract, left: Factor, right: Factor) -> Units | str:
         del axes[name]
         name = next((each for each in axes if right.index.stride(each) == 2), "")
         count = int(axes[name].size) if name else 0
+        step = 2 if name and parts[1] == 1 and left.index.stride(name) == 2 else 1
     else:
         count = int(axes[name].size) // halves
         parts, step = tuple(range(halves)), halves  # neighbours
         if axes[name].size % halves:
             return "a byte has integers of two groups"
-    if not name or left.index.stride(name) != 1:
+    if not name or left.index.stride(name) != (1 if name == along[0] else step):
         return "terms do not lie side by side"
     del axes[name]
     if len(axes) > 1 or any(each.index.stride(name) for each in quantized.elements):
