@@ -90,13 +90,13 @@ def bytes_at_once(kernel: Kernel, left: Factor, right: Factor, units: Units, con
     """Of a lane: all of one group, and both factors begin at multiples of what is read."""
     names = {axis.name for axis in contract.axes}
     rows = [step for name, step in left.index.terms if name not in names]
-    given = [left.index.offset, *rows, *([units.group_step] if units.group_axis else [])]
-    given += units.parts if units.step == 1 else []
+    of_left = [left.index.offset, *rows, *([units.group_step] if units.group_axis else [])]
+    of_left += units.parts if units.step == 1 else []
     width, size = MOST_BYTES, kernel.buffer(left.buffer).dtype.itemsize
-    steps = [right.index.offset, *(step for _, step in right.index.terms), units.group]
+    of_right = [right.index.offset, *(step for _, step in right.index.terms), units.group]
     while width > 1 and not (
-        all(is_multiple(each, width) for each in steps)
-        and all(is_multiple(each, min(width * units.step, MOST_BYTES // size)) for each in given)
+        all(is_multiple(each, width) for each in of_right)
+        and all(is_multiple(each, min(width * units.step, MOST_BYTES // size)) for each in of_left)
     ):
         width //= 2
     return width
@@ -105,9 +105,9 @@ def bytes_at_once(kernel: Kernel, left: Factor, right: Factor, units: Units, con
 class QuantizedBody(AlongBody):
     """A grid with quantized weights being written. Terms are bytes."""
 
-    def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
+    def multiplied(self, first: Value, of_right: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid, cols = self.b, self.grid, self.grid.split.cols
-        firsts = [b.add(first, number * grid.step) if number else first for number in range(steps)]
+        firsts = [b.add(first, number * grid.step) if number else first for number in range(of_right)]
         places = list(zip(firsts, masks, strict=True))
         words = [[self._words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
         scales = [[self._scales(b.add(at, self.term), mask, col) for col in range(cols)] for at, mask in places]
