@@ -33,7 +33,7 @@ enum { MOST_DEVICES = 4, RECORDED_PARAMETERS = 128, MOST_PARAMETERS = 600, MOST_
 enum { MOST_MEMORIES = 65536, WARP = 32, PAGE = 4096 };
 enum {
     OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+    INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900
 };
 
@@ -78,6 +78,8 @@ static _Thread_local int capture_mode;
 int fake_version = 12040, fake_devices = 1, fake_major = 8, fake_minor;
 int fake_newer; /* by how much each device's minor number is */
 int fake_capturing;
+int fake_events; /* that there are */
+int fake_busy; /* the GPU is far behind the host: no stream is idle, no event was reached */
 int fake_graphs, fake_host_nodes; /* CUDA graphs that there are; whether the next one has a node of the host */
 void *fake_streams[MOST_DEVICES];
 LaunchNote fake_launches[MOST_LAUNCHES];
@@ -94,7 +96,7 @@ void
 fake_reset(void)
 {
     fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0, fake_newer = 0;
-    fake_capturing = fake_host_nodes = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
+    fake_capturing = fake_busy = fake_host_nodes = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
     memset(fake_streams, 0, sizeof fake_streams);
     failure.name[0] = 0;
     current = NULL;
@@ -279,6 +281,44 @@ int
 cuStreamIsCapturing(void *stream, int *status)
 {
     *status = fake_capturing;
+    return 0;
+}
+
+int
+cuStreamQuery(void *stream)
+{
+    NEEDS_NO_CAPTURE();
+    return fake_busy ? NOT_READY : 0;
+}
+
+int
+cuEventCreate(void **event, unsigned flags)
+{
+    MAYBE_FAIL("cuEventCreate");
+    NEEDS_CONTEXT();
+    *event = malloc(1);
+    fake_events++;
+    return flags == 2 ? 0 : INVALID_VALUE;
+}
+
+int
+cuEventRecord(void *event, void *stream)
+{
+    return event ? 0 : INVALID_VALUE;
+}
+
+int
+cuEventQuery(void *event)
+{
+    NEEDS_NO_CAPTURE();
+    return event == NULL ? INVALID_VALUE : fake_busy ? NOT_READY : 0;
+}
+
+int
+cuEventDestroy_v2(void *event)
+{
+    free(event);
+    fake_events--;
     return 0;
 }
 

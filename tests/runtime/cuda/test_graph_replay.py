@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,12 +28,16 @@ COUNT = 5
 class Recorder:
     """A stream to record on, and memory that stays: the host's, as all memory here."""
 
-    always = False
+    always = True
     now = 0
+
+    class Memory:
+        """What a graph has as long as it is there."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.stream, self.under_way, self.current = cuda, SIDE, 0, 0
         self.pool: list[torch.Tensor] = []
+        self.memory: Recorder.Memory | None = Recorder.Memory()
 
     def begin(self, device: int) -> "Recorder":
         assert device == 0
@@ -60,7 +65,7 @@ def gpu(cuda: FakeCuda) -> Iterator[FakeCuda]:
     cuda.set_stream(0, 0xABC)
     yield cuda
     aoti_shims._install(lib)
-    assert cuda.number("graphs") == 0
+    assert cuda.number("graphs") == cuda.number("events") == 0
 
 
 def refused(*_: Any, **__: Any) -> Any:
@@ -217,6 +222,66 @@ def test_an_interrupt_while_steps_are_recorded_is_raised(gpu: FakeCuda) -> None:
     del run
 
 
+def test_memory_of_graphs_goes_with_the_program(gpu: FakeCuda) -> None:
+    recorder = Recorder(gpu)
+    assert recorder.memory is not None
+    memory = weakref.ref(recorder.memory)
+    run = three_added(recorder)
+    for _ in range(4):
+        run(torch.zeros(COUNT))
+    recorder.memory = None
+    assert run.graphs["graphs"] == 1 and gpu.number("graphs") and memory() is not None
+    del run
+    gc.collect()
+    assert gpu.number("graphs") == 0 and memory() is None
+
+
+def test_graphs_are_freed_where_memory_is_short_and_recorded_anew(gpu: FakeCuda) -> None:
+    recorder = Recorder(gpu)
+    runs = [three_added(recorder) for _ in range(3)]
+    for repetition in range(4):
+        for run in runs:
+            for _ in range(4):
+                assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+        has_graphs = repetition < 3  # a program whose graphs are freed again and again has none any more
+        assert [run.graphs["graphs"] for run in runs] == [int(has_graphs)] * 3
+        assert _native.free_cuda_graphs() == 3 * has_graphs
+        assert gpu.number("graphs") == 0
+    del runs, run
+
+
+def test_graphs_are_recorded_where_the_gpu_waits_for_the_host(gpu: FakeCuda) -> None:
+    recorder = Recorder(gpu)
+    recorder.always = False
+    run = three_added(recorder)
+    gpu.set(busy=1)
+    for _ in range(6):
+        run(torch.zeros(COUNT))
+    assert run.graphs["graphs"] == 0 and run.graphs["why_not"] == "the GPU does not wait for the host"
+    gpu.set(busy=0)
+    for _ in range(6):  # it is asked again in the eighth call
+        assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+    assert (run.graphs["graphs"], run.graphs["launched"]) == (1, 3), run.graphs
+    del run
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_long_programs_ask_by_events_between_their_steps(gpu: FakeCuda, busy: int) -> None:
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+    steps = [Allocate(2), Launched("add_one", launch, (0, 2, 1))]
+    for number in range(3, 50):
+        steps += [Allocate(number), Launched("add_one", launch, (number - 1, number, 1)), Drop((number - 1,))]
+    tensors = (floats("x"), tensor("sizes", torch.int64, HOST, (1,), (1,)), *(floats(f"y{n}") for n in range(48)))
+    recorder = Recorder(gpu)
+    recorder.always = False
+    run = runner(steps, tensors, (Ref(49),), recorder, inputs=1, constants=(torch.tensor([COUNT]),))
+    gpu.set(busy=busy)
+    for _ in range(8):
+        assert run(torch.zeros(COUNT))[0].tolist() == [48.0] * COUNT
+    assert run.graphs["graphs"] == 1 - busy and gpu.number("events") == 0
+    del run
+
+
 def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
     launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
     add, sizes = Launched("add_one", launch, (0, 0, 1)), tensor("sizes", torch.int64, HOST, (1,), (1,))
@@ -230,14 +295,14 @@ def test_programs_that_have_no_graphs_say_why(gpu: FakeCuda) -> None:
         return run.graphs["why_not"]
 
     mine = Call("mine::op", refused, (Ref(0),))
-    always = Recorder(gpu)
-    always.always = True
+    always, auto = Recorder(gpu), Recorder(gpu)
+    auto.always = False
     assert reason((add, add)) == "it has few steps"
     assert reason((add, add, add)) is None
     assert "not PyTorch's" in reason((add, add, mine))
     assert "tensors of the host" in reason((add, add, Allocate(1), add))
     assert reason((add, made, add), more=(floats("y"),)) is None
     assert "random numbers" in reason((add, made._replace(draws=True), add), more=(floats("y"),))
-    assert "would be copied" in reason((add, made, add), large, more=(large,))
+    assert "would be copied" in reason((add, made, add), large, auto, more=(large,))
     assert reason((add, made, add), large, always, more=(large,)) is None
     assert "uses no GPU" in reason((add, add, add), tensor("x", torch.float32, HOST, (COUNT,), (1,)))

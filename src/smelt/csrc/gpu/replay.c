@@ -9,6 +9,9 @@
      now, another graph is used that was recorded so, or the steps are done one by one.
    - A graph is recorded once the addresses that library calls use come back, and for a few sets of addresses. If results
      never come back to an address, library calls write beside them, and they are copied.
+   - A graph is recorded where it pays: unless the recorder says "always", the GPU must have waited for the host in calls
+     that were done step by step (see replay_probe), and the graph must take little memory.
+   - Graphs and their memory are freed with the program, by free_cuda_graphs(), and where memory is short.
    - Graphs belong to a stream and to PyTorch's settings. A program that somebody else records, profiles or runs on another
      thread at the same time is run step by step. */
 #include "gpu/replay.h"
@@ -17,12 +20,17 @@
 #include "gpu/grid_launcher.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum { CUDA_KIND = 1 };      /* the number of such devices in PyTorch's C interface */
 enum { RAISED = -2 };
 enum { FEW_BYTES = 64 << 20, LARGE_PART = 8 }; /* see has_many_copies */
 enum { MOST_GRAPHS = 8, MOST_SEEN = 8, FEW_STEPS = 3, MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+enum { MAX_PROCESS_GRAPHS = 128 }; /* a graph of 1,000 nodes takes about a MiB of the GPU's memory */
+enum { PROBES = 8, PROBE_LAG = 4, ENOUGH_WAITS = 2, EARLY_CALLS = 4 }; /* see replay_probe */
+enum { EVENT_WITHOUT_TIME = 2 };
 
 /* Memory that a call returns. */
 typedef struct {
@@ -35,6 +43,7 @@ typedef struct {
 /* A graph, and what must be as it was when it was recorded. */
 typedef struct {
     CudaGraph *graph;
+    PyObject *memory; /* keeps what library calls allocated while it was recorded */
     CudaStream stream;
     int64_t settings;
     int64_t used; /* in which call it was launched last */
@@ -43,6 +52,7 @@ typedef struct {
 } Recorded;
 
 struct Replay {
+    Replay *next, *previous; /* of the process's, in a ring that begins with `every`; with the GIL */
     pthread_mutex_t lock;
     int64_t value_count, result_count;
     bool *is_outside; /* of each value: it is there before the first step */
@@ -56,10 +66,15 @@ struct Replay {
     int graph_count;
     int failures, restless;
     bool copies;
-    int64_t calls, launched;
+    bool is_forced;       /* graphs are recorded whether they pay or not */
+    atomic_bool is_slow;  /* the GPU waited for the host when steps were launched one by one */
+    int64_t calls, launched, host_nanoseconds;
     const CudaDriver *driver; /* once one was asked for */
     const char *why_not; /* the last call was done step by step */
 };
+
+static Replay every = {.next = &every, .previous = &every};
+static int process_graphs; /* with the GIL */
 
 /* --- which programs ------------------------------------------------------------------------------------------ */
 
@@ -254,16 +269,30 @@ fill(Replay *replay, const Runner *program)
     return is_known;
 }
 
-/* Whether much of what a call returns is returned by library calls: a graph has memory for that, and copies it. */
 static bool
-has_many_copies(const Replay *replay)
+is_much(int64_t bytes, int64_t all)
 {
-    int64_t copied = 0, all = 0;
+    return bytes > FEW_BYTES && bytes > all / LARGE_PART;
+}
+
+/* Why a graph would take much more memory than the steps one by one; NULL: it would not. It has memory for what library
+   calls return, which is copied. And all results are there from the beginning, when the inputs that steps drop still are. */
+static const char *
+why_too_large(const Replay *replay, const Runner *program)
+{
+    int64_t copied = 0, returned = 0, dropped = 0;
     for (int64_t i = 0; i < replay->result_count; i++) {
-        all += replay->results[i].bytes;
+        returned += replay->results[i].bytes;
         copied += replay->results[i].is_library ? replay->results[i].bytes : 0;
     }
-    return copied > FEW_BYTES && copied > all / LARGE_PART;
+    for (int64_t i = 0; program->consumed && i < program->table.programs->inputs; i++) {
+        const int64_t bytes = program->consumed[i] && is_on_gpu(&program->table, i) ? extent(program, i) : 0;
+        dropped += bytes > 0 ? bytes : 0;
+    }
+    const int64_t overlap = returned < dropped ? returned : dropped;
+    return is_much(copied, returned)               ? "library calls return much that would be copied"
+           : is_much(overlap, returned + dropped) ? "its results and the inputs that it frees would take memory together"
+                                                  : NULL;
 }
 
 Replay *
@@ -294,9 +323,13 @@ replay_new(const Runner *program, const char **why_not)
     replay->is_used = replay->is_outside + count;
     replay->is_result = replay->is_used + count;
     replay->is_asked = replay->is_result + count;
-    *why_not = !fill(replay, program)                       ? "a library call returns as much as it likes"
-               : !is_forced && has_many_copies(replay) ? "library calls return much that would be copied"
-                                                            : NULL;
+    replay->is_forced = is_forced;
+    *why_not = !fill(replay, program) ? "a library call returns as much as it likes"
+               : !is_forced          ? why_too_large(replay, program)
+                                     : NULL;
+    replay->next = &every;
+    replay->previous = every.previous;
+    replay->previous->next = every.previous = replay;
     if (*why_not) {
         replay_free(replay);
         return NULL;
@@ -304,27 +337,57 @@ replay_new(const Runner *program, const char **why_not)
     return replay;
 }
 
-static void
+/* Frees a graph; its memory is the caller's to let go of, with the lock released. With the GIL. */
+static PyObject *
 forget(Replay *replay, int number)
 {
     Recorded *recorded = &replay->graphs[number];
+    PyObject *memory = recorded->memory;
     smelt_graph_free(recorded->graph);
     free(recorded->addresses);
     *recorded = replay->graphs[--replay->graph_count];
+    process_graphs--;
+    return memory;
 }
 
 void
 replay_free(Replay *replay)
 {
-    if (replay) {
-        while (replay->graph_count) {
-            forget(replay, replay->graph_count - 1);
-        }
-        free(replay->is_outside);
-        free(replay->results);
-        free(replay->addresses);
-        free(replay);
+    if (replay == NULL) {
+        return;
     }
+    if (replay->next) {
+        replay->next->previous = replay->previous;
+        replay->previous->next = replay->next;
+    }
+    while (replay->graph_count) {
+        Py_XDECREF(forget(replay, replay->graph_count - 1));
+    }
+    free(replay->is_outside);
+    free(replay->results);
+    free(replay->addresses);
+    free(replay);
+}
+
+PyObject *
+free_cuda_graphs(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *memories[MAX_PROCESS_GRAPHS];
+    int count = 0;
+    for (Replay *replay = every.next; replay != &every; replay = replay->next) {
+        if (pthread_mutex_trylock(&replay->lock)) {
+            continue; /* in use */
+        }
+        replay->failures += replay->graph_count > 0; /* recorded again at most so many times */
+        while (replay->graph_count) {
+            memories[count++] = forget(replay, replay->graph_count - 1);
+        }
+        pthread_mutex_unlock(&replay->lock);
+    }
+    for (int i = 0; i < count; i++) { /* this may run Python, and so change which programs there are */
+        Py_XDECREF(memories[i]);
+    }
+    return PyLong_FromLong(count);
 }
 
 PyObject *
@@ -334,8 +397,14 @@ replay_told(const Runner *program)
     if (replay == NULL) {
         return Py_BuildValue("{sz}", "why_not", program->why_no_graphs);
     }
-    return Py_BuildValue("{sLsLsiszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
-                         "graphs", replay->graph_count, "why_not", replay->why_not, "copies",
+    int64_t nodes = 0, patched = 0;
+    for (int i = 0; i < replay->graph_count; i++) {
+        nodes += smelt_graph_node_count(replay->graphs[i].graph);
+        patched += smelt_graph_patch_count(replay->graphs[i].graph);
+    }
+    return Py_BuildValue("{sLsLsisLsLsLszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
+                         "graphs", replay->graph_count, "nodes", (long long)nodes, "patched", (long long)patched,
+                         "host_nanoseconds", (long long)replay->host_nanoseconds, "why_not", replay->why_not, "copies",
                          replay->copies ? Py_True : Py_False);
 }
 
@@ -544,8 +613,9 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
                          : NULL;
     const bool is_busy = side == Py_None; /* another thread records, or the caller does */
     PyObject *number = side && !is_busy ? PyObject_GetAttrString(side, "stream") : NULL;
+    recorded.memory = number ? PyObject_GetAttrString(side, "memory") : NULL;
     recorded.addresses = malloc(bytes);
-    if (number && recorded.addresses) {
+    if (recorded.memory && recorded.addresses) {
         memcpy(recorded.addresses, replay->addresses, bytes);
         CudaStream on = PyLong_AsVoidPtr(number);
         is_made = on && record_on(replay, run, driver, context, on, &recorded) == 0;
@@ -563,9 +633,11 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
     replay->driver = driver;
     if (is_made) {
         replay->graphs[replay->graph_count++] = recorded;
+        process_graphs++;
     }
     else {
         free(recorded.addresses);
+        Py_CLEAR(recorded.memory);
         drop_rest(replay, run);
         replay->failures += !is_busy;
     }
@@ -591,18 +663,39 @@ comes_back(Replay *replay, uint64_t hash)
 }
 
 static bool
-launch_graph(Replay *replay, int number, CudaStream stream)
+launch_graph(Replay *replay, Run *run, int number, CudaStream stream)
 {
     Recorded *recorded = &replay->graphs[number];
     if (smelt_graph_launch(recorded->graph, stream, replay->addresses)) {
-        forget(replay, number);
+        acquire_gil(run);
+        Py_XDECREF(forget(replay, number));
         replay->failures++;
+        replay->why_not = "the driver refused to launch its graph";
         return false;
     }
     replay->launched++;
     recorded->used = replay->calls;
     replay->restless = 0;
     return true;
+}
+
+/* Frees the graph that was launched longest ago, if there are too many. -1: they are all other programs'. */
+static int
+make_room(Replay *replay, Run *run)
+{
+    int oldest = 0;
+    acquire_gil(run);
+    if (replay->graph_count < MOST_GRAPHS && process_graphs < MAX_PROCESS_GRAPHS) {
+        return 0;
+    }
+    for (int i = 1; i < replay->graph_count; i++) {
+        oldest = replay->graphs[i].used < replay->graphs[oldest].used ? i : oldest;
+    }
+    if (replay->graph_count == 0) {
+        return -1;
+    }
+    Py_XDECREF(forget(replay, oldest));
+    return 0;
 }
 
 /* The graph for the call at hand, recorded now if it is worth it; -1: none; RAISED: there is an exception. */
@@ -623,12 +716,9 @@ find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
         }
         return -1;
     }
-    if (replay->graph_count == MOST_GRAPHS) {
-        int oldest = 0;
-        for (int i = 1; i < MOST_GRAPHS; i++) {
-            oldest = replay->graphs[i].used < replay->graphs[oldest].used ? i : oldest;
-        }
-        forget(replay, oldest);
+    if (make_room(replay, run) < 0) {
+        replay->why_not = "other programs have as many graphs as there may be";
+        return -1;
     }
     const int status = record(replay, run, device, stream);
     if (status <= 0) {
@@ -636,6 +726,99 @@ find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
         return status < 0 ? RAISED : -1;
     }
     return replay->graph_count - 1;
+}
+
+/* --- whether the GPU waits for the host ----------------------------------------------------------------------- */
+
+/* Work steps: launches and calls. */
+static int64_t
+count_work(const Table *table)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        count += table->steps[i].kind == LAUNCH_STEP || table->steps[i].kind == CALL_STEP;
+    }
+    return count;
+}
+
+/* Finds out whether the GPU waits for the host, in the first calls and then ever more rarely. A short program: whether it
+   has nothing to do when the call begins. A long one: see replay_probe. */
+static void
+begin_probe(Replay *replay, Run *run, int32_t device, CudaStream stream)
+{
+    ReplayProbe *probe = &run->probe;
+    CudaInside inside;
+    if (replay->calls >= EARLY_CALLS && (replay->calls & (replay->calls - 1)) != 0) {
+        return;
+    }
+    int status = 0;
+    acquire_gil(run);
+    const CudaDriver *driver = cuda_driver();
+    const bool is_possible = driver && driver->event_create && driver->event_record && driver->event_query
+                             && driver->event_destroy && driver->stream_query && smelt_graph_is_possible(driver)
+                             && (stream == NULL || (driver->is_capturing(stream, &status) == 0 && status == 0))
+                             && cuda_context(driver, device, &probe->context) == 0;
+    PyErr_Clear();
+    release_gil(run);
+    if (is_possible && smelt_cuda_go_inside(&inside, driver, probe->context) == 0) {
+        const int64_t work = count_work(run->table);
+        if (work < PROBES * PROBE_LAG) {
+            atomic_store(&replay->is_slow, driver->stream_query(stream) == 0);
+        }
+        else if (driver->event_create(&probe->event, EVENT_WITHOUT_TIME) == 0) {
+            probe->driver = driver;
+            probe->stream = stream;
+            probe->every = work / PROBES;
+        }
+        smelt_cuda_go_outside(&inside);
+    }
+}
+
+/* After a step of a long program: an event is recorded now and then, and looked at a few launches later. A GPU that waits
+   for the host is past it by then; one that has enough to do is far behind. */
+int
+replay_probe(void *of)
+{
+    Run *run = of;
+    ReplayProbe *probe = &run->probe;
+    CudaInside inside;
+    const StepRecord *step = &run->table->steps[run->step];
+    if (step->kind != LAUNCH_STEP && step->kind != CALL_STEP) {
+        return 0;
+    }
+    const int64_t place = probe->work++ % probe->every;
+    if ((place == 0 || place == PROBE_LAG - 1) && smelt_cuda_go_inside(&inside, probe->driver, probe->context) == 0) {
+        if (place == 0) {
+            probe->driver->event_record(probe->event, probe->stream);
+        }
+        else {
+            probe->waits += probe->driver->event_query(probe->event) == 0;
+        }
+        smelt_cuda_go_outside(&inside);
+    }
+    return 0;
+}
+
+void
+replay_end_probe(Run *run)
+{
+    ReplayProbe *probe = &run->probe;
+    CudaInside inside;
+    if (smelt_cuda_go_inside(&inside, probe->driver, probe->context) == 0) {
+        probe->driver->event_destroy(probe->event);
+        smelt_cuda_go_outside(&inside);
+    }
+    if (probe->waits >= ENOUGH_WAITS) {
+        atomic_store(&run->program->replay->is_slow, true);
+    }
+}
+
+static int64_t
+nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static int
@@ -658,6 +841,12 @@ try_graph(Replay *replay, Run *run)
         replay->why_not = "somebody else records";
         return 0;
     }
+    if (!replay->is_forced && !atomic_load(&replay->is_slow)) {
+        begin_probe(replay, run, device, stream);
+        replay->why_not = "the GPU does not wait for the host";
+        return 0;
+    }
+    const int64_t begin = nanoseconds();
     if (ask_host(run) < 0) {
         return -1;
     }
@@ -673,7 +862,8 @@ try_graph(Replay *replay, Run *run)
         return -1;
     }
     release_gil(run); /* a launch may wait until earlier ones are done, and they for other threads */
-    if (number >= 0 && launch_graph(replay, number, stream)) {
+    if (number >= 0 && launch_graph(replay, run, number, stream)) {
+        replay->host_nanoseconds += nanoseconds() - begin;
         return 1;
     }
     for (int64_t i = 0; i < replay->result_count; i++) {
