@@ -431,7 +431,7 @@ class GraphSide(Protocol):
     def end(self) -> object: ...
 
 class GraphRecorder(Protocol):
-    """What recording takes of Python. `always`: programs are recorded even if that takes much memory, or does not pay."""
+    """What recording takes of Python. `always`: also programs whose graphs take much memory, or do not pay."""
 
     @property
     def always(self) -> bool: ...

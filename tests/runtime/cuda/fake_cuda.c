@@ -947,10 +947,18 @@ sum_workspace(void **parameters, unsigned block, unsigned threads, unsigned thre
     (void)threads;
 }
 
+/* (in, out) */
+static void
+square(void **parameters, unsigned block, unsigned threads, unsigned thread)
+{
+    const float *from = pointer(parameters, 0);
+    ((float *)pointer(parameters, 1))[block * threads + thread] = from[block * threads + thread] * from[block * threads + thread];
+}
+
 static const struct {
     const char *name;
     void (*run)(void **parameters, unsigned block, unsigned threads, unsigned thread);
-} kernels[] = {{"add_one", add_one}, {"sum_blocks", sum_blocks}, {"sum_workspace", sum_workspace}};
+} kernels[] = {{"add_one", add_one}, {"square", square}, {"sum_blocks", sum_blocks}, {"sum_workspace", sum_workspace}};
 
 static void
 note(const Function *function, unsigned blocks, unsigned threads, unsigned shared, void *stream, void **parameters)
@@ -1001,6 +1009,20 @@ cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsign
         }
     }
     return 0;
+}
+
+/* What a library would launch on the current stream: `count` numbers, squared. */
+int
+fake_library_square(const float *from, float *to, int count)
+{
+    static Module module = {.context = &contexts[0], .is_loaded = true};
+    static Function function = {.name = "square", .module = &module, .parameters = 2, .most_shared = 48 * 1024};
+    void *parameters[] = {&from, &to};
+    Context *before = current;
+    current = &contexts[0];
+    int status = cuLaunchKernel(&function, 1, 1, 1, (unsigned)count, 1, 1, 0, fake_streams[0], parameters, NULL);
+    current = before;
+    return status;
 }
 
 /* --- PyTorch's functions ---------------------------------------------------------------------------- */

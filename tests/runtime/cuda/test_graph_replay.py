@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import random
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,9 @@ TEXT = ptx(("add_one", 4), ("numbers", 5))
 GPU, HOST = torch.device("cuda"), torch.device("cpu")
 SIDE = 0x51DE
 COUNT = 5
+FALLIBLE = (
+    "cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch",
+)  # fmt: skip
 
 
 class Recorder:
@@ -37,6 +41,7 @@ class Recorder:
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.stream, self.under_way, self.current = cuda, SIDE, 0, 0
         self.pool: list[torch.Tensor] = []
+        self.recorded_calls = 0
         self.memory: Recorder.Memory | None = Recorder.Memory()
 
     def begin(self, device: int) -> "Recorder":
@@ -59,7 +64,7 @@ def gpu(cuda: FakeCuda) -> Iterator[FakeCuda]:
     """Tensors of the host that say they are on a GPU."""
     connect()
     lib = aoti_shims.find_library()
-    address = ctypes.cast(cuda.library.fake_device_index, ctypes.c_void_p).value
+    address = ctypes.cast(cuda.library.fake_device_index, ctypes.c_void_p).value or 0
     functions = lib.functions | {"aoti_torch_get_device_index": address}
     _native.set_library(torch.Tensor, torch.nn.Parameter, lib.body, lib.storage, lib.memory, functions)
     cuda.set_stream(0, 0xABC)
@@ -151,10 +156,7 @@ def test_the_host_may_not_be_part_of_a_graph(gpu: FakeCuda) -> None:
     del run
 
 
-@pytest.mark.parametrize(
-    "function",
-    ["cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"],
-)
+@pytest.mark.parametrize("function", FALLIBLE)
 def test_what_fails_is_done_step_by_step(gpu: FakeCuda, function: str) -> None:
     recorder = Recorder(gpu)
     run = three_added(recorder)
@@ -263,6 +265,66 @@ def test_graphs_are_recorded_where_the_gpu_waits_for_the_host(gpu: FakeCuda) -> 
         assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
     assert (run.graphs["graphs"], run.graphs["launched"]) == (1, 3), run.graphs
     del run
+
+
+def squared_plus_one(recorder: Recorder) -> _native.Runner:
+    """(x + 1)² + 1, and (x + 1)² itself: a library call reads and returns memory between kernels."""
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+
+    def square(x: torch.Tensor, out: torch.Tensor) -> None:
+        recorder.recorded_calls += recorder.under_way
+        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (x, out)]
+        assert recorder.cuda.library.fake_library_square(*pointers, COUNT) == 0
+
+    steps = (
+        Allocate(2), Launched("add_one", launch, (0, 2, 1)), Allocate(3),
+        Call("aten::square.out", square, (Ref(2), Ref(3))), Drop((2,)),
+        Allocate(4), Launched("add_one", launch, (3, 4, 1)),
+    )  # fmt: skip
+    sizes = tensor("sizes", torch.int64, HOST, (1,), (1,))
+    tensors = (floats("x"), sizes, floats("a"), floats("b"), floats("y"))
+    return runner(steps, tensors, (Ref(3), Ref(4)), recorder, inputs=1, constants=(torch.tensor([COUNT]),))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thousand_calls_of_everything(gpu: FakeCuda, seed: int) -> None:
+    """Streams, settings, inputs that move or stay, kept results, calls that the program records, refusals of the driver,
+    graphs that are freed: results are right, and never change later."""
+    choose, modules = random.Random(seed), gpu.number("modules")
+    capturing = ctypes.c_int.in_dll(gpu.library, "fake_capturing")
+    recorder = Recorder(gpu)
+    runs = [three_added(recorder), squared_plus_one(recorder)]
+    held = [torch.zeros(COUNT) for _ in range(3)]
+    kept: list[tuple[torch.Tensor, list[float]]] = []
+    launched = 0
+    for number in range(1000):
+        gpu.set_stream(0, choose.choice((0xABC, 0xABC, 0xABC, 0xDEF)))
+        recorder.now = choose.random() < 0.05
+        capturing.value = choose.random() < 0.05
+        if choose.random() < 0.03:
+            gpu.fail(choose.choice(FALLIBLE), ILLEGAL_ADDRESS, choose.randrange(3))
+        if choose.random() < 0.005:
+            _native.free_cuda_graphs()
+        if choose.random() < 0.02:
+            launched += sum(run.graphs["launched"] for run in runs)
+            runs = [three_added(recorder), squared_plus_one(recorder)]
+        x = choose.choice(held) if choose.random() < 0.7 else torch.empty(COUNT)
+        x.fill_(float(number % 7))
+        at = choose.randrange(2)
+        results = runs[at](x)
+        value = x[0].item()
+        wanted = ([value + 3], [(value + 1) ** 2, (value + 1) ** 2 + 1])[at]
+        for result, expected in zip(results, wanted, strict=True):
+            assert result.tolist() == [expected] * COUNT, (number, runs[at].graphs)
+            if choose.random() < 0.1:
+                kept.append((result, result.tolist()))
+    capturing.value = 0
+    for result, numbers in kept:
+        assert result.tolist() == numbers
+    assert launched > 300 and recorder.recorded_calls > 3
+    del runs
+    gc.collect()
+    gpu.set(modules=modules)  # what the program recorded stays loaded
 
 
 @pytest.mark.parametrize("busy", [0, 1])
