@@ -24,6 +24,7 @@ TEXT = ptx(("add_one", 4), ("numbers", 5))
 GPU, HOST = torch.device("cuda"), torch.device("cpu")
 SIDE = 0x51DE
 COUNT = 5
+CALLS = 1000
 FALLIBLE = (
     "cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch",
 )  # fmt: skip
@@ -64,8 +65,11 @@ def gpu(cuda: FakeCuda) -> Iterator[FakeCuda]:
     """Tensors of the host that say they are on a GPU."""
     connect()
     lib = aoti_shims.find_library()
-    address = ctypes.cast(cuda.library.fake_device_index, ctypes.c_void_p).value or 0
-    functions = lib.functions | {"aoti_torch_get_device_index": address}
+    fakes = {
+        "aoti_torch_get_device_index": cuda.library.fake_device_index,
+        "aoti_torch_empty_strided": cuda.library.fake_empty_strided,
+    }
+    functions = lib.functions | {name: ctypes.cast(fake, ctypes.c_void_p).value or 0 for name, fake in fakes.items()}
     _native.set_library(torch.Tensor, torch.nn.Parameter, lib.body, lib.storage, lib.memory, functions)
     cuda.set_stream(0, 0xABC)
     yield cuda
@@ -288,7 +292,7 @@ def squared_plus_one(recorder: Recorder) -> _native.Runner:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thousand_calls_of_everything(gpu: FakeCuda, seed: int) -> None:
-    """Streams, settings, inputs that move or stay, kept results, calls that the program records, refusals of the driver,
+    """Streams, settings, inputs that move, kept results, calls that the program records, refusals of the driver,
     graphs that are freed: results are right, and never change later."""
     choose, modules = random.Random(seed), gpu.number("modules")
     capturing = ctypes.c_int.in_dll(gpu.library, "fake_capturing")
@@ -297,7 +301,7 @@ def test_a_thousand_calls_of_everything(gpu: FakeCuda, seed: int) -> None:
     held = [torch.zeros(COUNT) for _ in range(3)]
     kept: list[tuple[torch.Tensor, list[float]]] = []
     launched = 0
-    for number in range(1000):
+    for number in range(CALLS):
         gpu.set_stream(0, choose.choice((0xABC, 0xABC, 0xABC, 0xDEF)))
         recorder.now = choose.random() < 0.05
         capturing.value = choose.random() < 0.05
