@@ -2,7 +2,6 @@
 #include "gpu/grid_launcher.h"
 
 #include "gpu/cuda_grid.h"
-#include "gpu/replay.h"
 #include "gpu/grid.h"
 
 #include <stddef.h>
@@ -310,7 +309,6 @@ static PyMethodDef functions[] = {
      PyDoc_STR("The address of what warps call on the host to wait for each other.")},
     {"set_simt_order", set_simt_order, METH_VARARGS,
      PyDoc_STR("Say in which order blocks and warps run on the host.")},
-    {"free_cuda_graphs", free_cuda_graphs, METH_NOARGS, PyDoc_STR("Free the CUDA graphs of all programs; how many.")},
     {"set_cuda_library", set_cuda_library, METH_O, PyDoc_STR("Say where PyTorch's functions for CUDA are.")},
     {NULL, NULL, 0, NULL},
 };
