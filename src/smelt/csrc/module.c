@@ -21,7 +21,6 @@
 #include "executor/format/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
-#include "gpu/replay.h"
 #include "lazy/accelerator.h"
 #include "lazy/lazy.h"
 

@@ -14,9 +14,11 @@
    - Graphs and their memory are freed with the program, by free_cuda_graphs(), and where memory is short.
    - Graphs belong to a stream and to PyTorch's settings. A program that somebody else records, profiles or runs on another
      thread at the same time is run step by step. */
-#include "gpu/replay_state.h"
+#include "gpu/replay.h"
 
 #include "gpu/cuda_grid.h"
+#include "gpu/replay_plan.h"
+#include "gpu/replay_probe.h"
 
 #include <stdlib.h>
 #include <time.h>

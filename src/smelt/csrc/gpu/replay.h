@@ -21,11 +21,4 @@ int replay_ask_settings(Run *run);
    done; -1 with an exception and the GIL. */
 int replay_steps(Run *run);
 
-/* After each step of a call whose probe has an event, and after the last. */
-int replay_probe(void *run);
-void replay_end_probe(Run *run);
-
-/* free_cuda_graphs(): see _native.pyi. */
-PyObject *free_cuda_graphs(PyObject *module, PyObject *unused);
-
 #endif

@@ -1,5 +1,5 @@
 /* Which programs can become CUDA graphs, and what the table says of their values. */
-#include "gpu/replay_state.h"
+#include "gpu/replay_plan.h"
 
 #include "gpu/grid.h"
 #include "gpu/grid_launcher.h"

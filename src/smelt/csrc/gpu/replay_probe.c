@@ -1,5 +1,5 @@
 /* Whether the GPU waits for the host: if not, a CUDA graph does not pay. Asked while the steps are launched one by one. */
-#include "gpu/replay_state.h"
+#include "gpu/replay_probe.h"
 
 #include "gpu/cuda_module.h"
 

@@ -2,9 +2,8 @@
 #ifndef SMELT_REPLAY_STATE_H
 #define SMELT_REPLAY_STATE_H
 
-#include "gpu/replay.h"
-
 #include "executor/cuda_graph.h"
+#include "runner/run.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,6 +29,8 @@ typedef struct {
     bool copies; /* results that library calls write are copied */
     uint64_t *addresses;
 } Recorded;
+
+typedef struct Replay Replay;
 
 struct Replay {
     Replay *next, *previous; /* of the process's, in a ring that begins with `every`; with the GIL */
@@ -58,26 +59,5 @@ is_on_gpu(const Table *table, int64_t value)
 {
     return table->devices[table->tensors[value].device].kind == CUDA_KIND;
 }
-
-/* --- which programs (gpu/replay_plan.c) -------------------------------------------------------------------------- */
-
-/* Why a program's steps cannot become a graph; NULL: they can. */
-const char *why_no_graph(const Runner *program);
-
-/* Whether a call is made before a graph is launched: it asks the host for numbers, which kernels are given. */
-bool is_host_call(const Table *table, const CallRecord *call);
-
-/* What the table says of values. False: what a library call returns is as large as it likes. */
-bool fill(Replay *replay, const Runner *program);
-
-/* Why a graph would take much more memory than the steps one by one; NULL: it would not. It has memory for what library
-   calls return, which is copied. And all results are there from the beginning, when the inputs that steps drop still are. */
-const char *why_too_large(const Replay *replay, const Runner *program);
-
-/* --- whether the GPU waits for the host (gpu/replay_probe.c) ------------------------------------------------------ */
-
-/* Finds out whether the GPU waits for the host, in the first calls and then ever more rarely. A short program: whether it
-   has nothing to do when the call begins. A long one: see replay_probe. */
-void begin_probe(Replay *replay, Run *run, int32_t device, CudaStream stream);
 
 #endif

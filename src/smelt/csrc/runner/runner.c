@@ -6,6 +6,7 @@
    active, and for tensors of other classes, Python does every step but the kernels, so that observers see the same
    calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
 #include "gpu/replay.h"
+#include "gpu/replay_probe.h"
 
 #include <stdlib.h>
 #include <string.h>
