@@ -436,8 +436,10 @@ class GraphRecorder(Protocol):
     @property
     def always(self) -> bool: ...
     def begin(self, device: int, /) -> GraphSide | None: ...
-    def settings(self) -> int:
-        """A hash of the settings of PyTorch that library calls follow."""
+    @property
+    def questions(self) -> tuple[tuple[Callable[..., object], tuple[Any, ...]], ...]:
+        """Functions, and what to call them with: recorded calls keep the settings of PyTorch that they answer with. One
+        that raises a RuntimeError answers with nothing."""
 
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.

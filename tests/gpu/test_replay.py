@@ -256,7 +256,7 @@ class Pair:
         self.mine = copy.deepcopy(self.eager)
         self.compiled = graphed(self.mine, dynamic=False, options={"eager_random": True})
         self.nets = (self.eager, self.mine)
-        self.optimizers = [torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9) for net in self.nets]
+        self.optimizers = [torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.5) for net in self.nets]
         self.hooks: list[Any] = []
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.side = torch.cuda.Stream()

@@ -44,6 +44,7 @@ class Recorder:
         self.cuda, self.stream, self.under_way, self.current = cuda, SIDE, 0, 0
         self.pool: list[torch.Tensor] = []
         self.recorded_calls = 0
+        self.questions = ((self.setting, ()), (min, (1, 2)))
         self.memory: Recorder.Memory | None = Recorder.Memory()
 
     def begin(self, device: int) -> "Recorder":
@@ -57,7 +58,9 @@ class Recorder:
         self.under_way -= 1
         self.cuda.set_stream(0, self.current)
 
-    def settings(self) -> int:
+    def setting(self) -> int:
+        if self.now < 0:
+            raise RuntimeError
         return self.now
 
 
@@ -129,7 +132,7 @@ def test_calls_that_repeat_are_recorded_and_results_are_fresh(gpu: FakeCuda) -> 
 def test_each_stream_and_each_setting_has_its_graph(gpu: FakeCuda) -> None:
     recorder = Recorder(gpu)
     run = three_added(recorder)
-    for stream, setting, graphs in ((0xABC, 0, 1), (0xDEF, 0, 2), (0xABC, 1, 3), (0xDEF, 0, 3)):
+    for stream, setting, graphs in ((0xABC, 0, 1), (0xDEF, 0, 2), (0xABC, 1, 3), (0xDEF, 0, 3), (0xDEF, -1, 4)):
         gpu.set_stream(0, stream)
         recorder.now = setting
         for _ in range(3):
@@ -190,19 +193,29 @@ def test_a_recording_of_the_caller_gets_the_steps(gpu: FakeCuda) -> None:
     gpu.set(modules=before)  # what the caller recorded stays loaded
 
 
-def test_settings_that_raise_are_settings_too() -> None:
+def test_questions_have_hashable_answers_and_follow_the_settings() -> None:
     recorder = graph_recorder.RECORDERS["auto"]
     assert recorder is not None
-    before = recorder.settings()
-    assert recorder.settings() == before
+
+    def answers() -> list[int]:
+        found = []
+        for function, arguments in recorder.questions:
+            try:
+                found.append(hash(function(*arguments)))
+            except RuntimeError:
+                found.append(0)
+        return found
+
+    before = answers()
+    assert len(before) > 8 and answers() == before
     matmul = torch.backends.cuda.matmul
     precision = matmul.fp32_precision
     try:
         matmul.fp32_precision = "tf32"  # after which PyTorch raises when it is asked by the older names
-        assert recorder.settings() != before
+        assert answers() != before
     finally:
         matmul.fp32_precision = precision
-    assert recorder.settings() == before
+    assert answers() == before
 
 
 def test_an_interrupt_while_steps_are_recorded_is_raised(gpu: FakeCuda) -> None:

@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { RAISED = -2 };
+enum { RAISED = -2, NO_ANSWER = 0x5E77 };
 enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
 enum { MAX_PROCESS_GRAPHS = 128 }; /* a graph of 1,000 nodes takes about a MiB of the GPU's memory */
 
@@ -35,10 +35,16 @@ replay_new(const Runner *program, const char **why_not)
 {
     const int64_t count = program->table.counts[TENSORS];
     PyObject *always = PyObject_GetAttrString(program->recorder, "always");
+    PyObject *questions = always ? PyObject_GetAttrString(program->recorder, "questions") : NULL;
     *why_not = why_no_graph(program);
     const bool is_forced = always == Py_True;
     Py_XDECREF(always);
-    if (*why_not || always == NULL) {
+    if (questions && !PyTuple_Check(questions)) {
+        PyErr_SetString(PyExc_TypeError, "questions is a tuple");
+        Py_CLEAR(questions);
+    }
+    if (*why_not || questions == NULL) {
+        Py_XDECREF(questions);
         return NULL;
     }
     Replay *replay = calloc(1, sizeof *replay);
@@ -52,9 +58,11 @@ replay_new(const Runner *program, const char **why_not)
     if (replay == NULL || !replay->is_outside || !replay->results || !replay->addresses
         || pthread_mutex_init(&replay->lock, NULL)) {
         replay_free(replay);
+        Py_DECREF(questions);
         PyErr_NoMemory();
         return NULL;
     }
+    replay->questions = questions;
     replay->is_used = replay->is_outside + count;
     replay->is_result = replay->is_used + count;
     replay->is_asked = replay->is_result + count;
@@ -98,6 +106,7 @@ replay_free(Replay *replay)
     while (replay->graph_count) {
         Py_XDECREF(forget(replay, replay->graph_count - 1));
     }
+    Py_XDECREF(replay->questions);
     free(replay->is_outside);
     free(replay->results);
     free(replay->addresses);
@@ -143,15 +152,39 @@ replay_told(const Runner *program)
                          replay->copies ? Py_True : Py_False);
 }
 
+/* A question's answer, as a hash. -1 with an exception. */
+static Py_hash_t
+ask_setting(PyObject *question)
+{
+    PyObject *function, *arguments;
+    if (!PyArg_ParseTuple(question, "OO!", &function, &PyTuple_Type, &arguments)) {
+        return -1;
+    }
+    PyObject *answer = PyObject_Call(function, arguments, NULL);
+    if (answer == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear(); /* settings were made by PyTorch's newer functions, which are asked too */
+        return NO_ANSWER;
+    }
+    const Py_hash_t hash = answer ? PyObject_Hash(answer) : -1;
+    Py_XDECREF(answer);
+    return hash;
+}
+
 int
 replay_ask_settings(Run *run)
 {
-    PyObject *settings = PyObject_GetAttrString(run->program->recorder, "settings");
-    PyObject *answer = settings ? PyObject_CallNoArgs(settings) : NULL;
-    run->settings = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(settings);
-    Py_XDECREF(answer);
-    return PyErr_Occurred() ? -1 : 0;
+    PyObject *questions = run->program->replay->questions;
+    uint64_t settings = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(questions); i++) {
+        const Py_hash_t answer = ask_setting(PyTuple_GET_ITEM(questions, i));
+        if (answer == -1) {
+            return -1;
+        }
+        settings = (settings ^ (uint64_t)answer) * UINT64_C(0x9E3779B97F4A7C15);
+        settings ^= settings >> 29;
+    }
+    run->settings = (int64_t)settings;
+    return 0;
 }
 
 /* --- a call -------------------------------------------------------------------------------------------------- */

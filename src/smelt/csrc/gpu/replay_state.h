@@ -51,6 +51,7 @@ struct Replay {
     atomic_bool is_slow;  /* the GPU waited for the host when steps were launched one by one */
     int64_t calls, launched, host_nanoseconds;
     const CudaDriver *driver; /* once one was asked for */
+    PyObject *questions;      /* for the settings of PyTorch that recorded calls keep */
     const char *why_not; /* the last call was done step by step */
 };
 

@@ -76,9 +76,13 @@ class Recorder:
             _under_way.clear()
             raise
 
-    def settings(self) -> int:
-        """A hash of the settings of PyTorch that library calls follow: recorded calls keep them."""
-        return hash(tuple([_answer(*question) for question in _questions()]))
+    @property
+    def questions(self) -> "tuple[Question, ...]":
+        """Functions, and what to call them with, for the settings of PyTorch that library calls follow."""
+        return _questions()
+
+
+Question = tuple[Callable[..., Any], tuple[str, ...]]
 
 
 def _side_of(device: int) -> tuple[Any, GraphMemory]:
@@ -100,27 +104,20 @@ def _free_graphs() -> bool:
 offer_spare(_free_graphs)
 
 
-def _answer(ask: Callable[..., Any], *about: str) -> Any:
-    try:
-        return ask(*about)
-    except RuntimeError:
-        return None  # settings were made by the newer functions, which are asked too
-
-
 @functools.cache
-def _questions() -> tuple[tuple[Any, ...], ...]:
+def _questions() -> tuple[Question, ...]:
     names = (
         "_get_cublas_allow_tf32", "_get_cublas_allow_fp16_reduced_precision_reduction",
         "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
         "_get_blas_preferred_backend", "_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
         "_get_cudnn_enabled", "_get_deterministic_algorithms", "_get_float32_matmul_precision",
     )  # fmt: skip
-    questions = [(getattr(torch._C, name),) for name in names if hasattr(torch._C, name)]
+    questions: list[Question] = [(getattr(torch._C, name), ()) for name in names if hasattr(torch._C, name)]
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if precision is None:
-        return tuple(questions)
-    newer = [(precision, "cuda", operations) for operations in ("all", "matmul", "conv", "rnn")]
-    return (*questions, *newer, (precision, "generic", "all"))
+    if precision is not None:
+        questions += [(precision, ("cuda", operations)) for operations in ("all", "matmul", "conv", "rnn")]
+        questions.append((precision, ("generic", "all")))
+    return tuple(questions)
 
 
 RECORDERS: dict[str, Recorder | None] = {"auto": Recorder(False), "always": Recorder(True), "never": None}
