@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from smelt.chips.registration import register_chip
     from smelt.deploy.artifact import Artifact, export
     from smelt.deploy.loaded import load
+    from smelt.generation.loop import generate
     from smelt.ir.artifact.machine import Dimension
     from smelt.lazy import LazyFunctions
 
@@ -89,6 +90,7 @@ __all__ = [
     "disable",
     "explain",
     "export",
+    "generate",
     "graph_break",
     "is_compiling",
     "list_backends",
@@ -110,6 +112,7 @@ _LATER = {
     "aot_module_simplified": "smelt.autograd.aot",
     "compiled_autograd": "smelt.compiled_autograd",
     "export": "smelt.deploy.artifact",
+    "generate": "smelt.generation.loop",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
     "register_chip": "smelt.chips.registration",

@@ -23,6 +23,7 @@ from tests.golden import golden
 # The page's sections: public names, and the classes of what they give back.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
+    "Text generation": ("generate",),
     "Reports and checks": ("explain", "record", "verify", "counters"),
     "Deploying": ("export", "Artifact", "Dimension", "load"),
     "Backends": ("register_backend", "list_backends", "register_chip"),

@@ -108,6 +108,20 @@ def grid_contraction_cycles(kernel: Kernel) -> float | str:
     return why_no_tile(kernel) or math.inf
 
 
+def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
+    """The same; of few rows, about how many cycles of the GPU."""
+    from smelt.codegen.axes import without_unit_axes
+    from smelt.codegen.gpu.products.few_rows import few_rows
+    from smelt.ir.check_kernel import contraction_of
+
+    cycles, kernel = grid_contraction_cycles(kernel), without_unit_axes(kernel)
+    contract = contraction_of(kernel)
+    if isinstance(cycles, str) or contract is None:
+        return cycles
+    grid = few_rows(kernel, contract, find(name))
+    return cycles if isinstance(grid, str) else grid.cycles
+
+
 register(
     SIMT_HOST,
     _when_asked("gpu.host", "describe_host_warps", SIMT_HOST, SIMT_HOST_WARP),
@@ -140,7 +154,7 @@ for _architecture in ARCHITECTURES:
         launcher=_cuda_launcher,
         limits=CUDA_LIMITS,
         devices=("cuda",),
-        contraction_cycles=grid_contraction_cycles,
+        contraction_cycles=functools.partial(cuda_contraction_cycles, name=_architecture),
         on_request=True,
     )
 

@@ -43,6 +43,8 @@ class ProductCosts:
     byte_read: float
     byte_written: float
     lateness: float
+    least_saved: float = 5_000  # by a kernel of our own: the fit is off by some percent
+    byte_after: float = 0.5  # of a result that is written and read again, which a kernel saves for what follows
 
     def cycles(self, sizes: MatrixSizes, itemsize: int) -> float:
         read = sizes.depth * (sizes.rows + sizes.cols) * itemsize
@@ -71,6 +73,34 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
     ("aarch64 without SVE", torch.float64): {"few rows along": ProductCosts(0, 0.323, 0.333, 0.93, lateness=1.25)},
 }
 _AS_FAST = {("aarch64 without SVE", torch.float32)}
+
+
+# Of GPUs, in cycles of the GPU, by the target and the bytes of an element; few rows of weights that lie along the sum,
+# and across it.
+FEW_ROWS = 16
+_ON_GPUS: dict[str, dict[tuple[int, bool], ProductCosts]] = {
+    # An H200, `python -m benchmarks.gpu_products`.
+    "sm_90": {
+        (2, True): ProductCosts(1_500, 0.0, 1 / 2_250, 0.0, 1.0, least_saved=-500, byte_after=0.001),
+        (4, True): ProductCosts(1_500, 0.0, 1 / 2_250, 0.0, 1.0, least_saved=-500, byte_after=0.001),
+    },
+}
+
+
+def is_measured(target: str) -> bool:
+    """Whether anything is known of a GPU's library."""
+    return target in _ON_GPUS
+
+
+def gpu_library_costs(target: str, sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> ProductCosts | str:
+    """`library_costs`, on a GPU."""
+    known = _ON_GPUS.get(target)
+    if known is None:
+        return f"multiplies {sizes}, for which nothing was measured on such a GPU"
+    costs = known.get((dtype.itemsize, along)) if sizes.batch == 1 else None
+    if costs is None or min(sizes.rows, sizes.cols) > FEW_ROWS:
+        return f"multiplies {sizes}, which kernels do not do faster than the library"
+    return costs
 
 
 def library_costs(sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> ProductCosts | str:

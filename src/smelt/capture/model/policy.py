@@ -32,6 +32,7 @@ _POLYFILLS = tuple(
         ("ir", "nodes", "hook_calls.py"),
     )
 )
+_COMPILED_PROGRAMS = os.path.join(PACKAGE, "generation", "")  # smelt's own code that is compiled as a program's
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -275,7 +276,7 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE if followed else Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
-    if file in _POLYFILLS:
+    if file in _POLYFILLS or file.startswith(_COMPILED_PROGRAMS):
         return Treatment.INLINE
     if file == "<frozen os>":
         file = _STDLIB + "os.py"

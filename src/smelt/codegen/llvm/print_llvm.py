@@ -296,6 +296,21 @@ class _Printer:
         args = f"{typed(node.pointer)}, {typed(node.rank)}"
         self._call(f"{node.out.name} = ", kind, "llvm.nvvm.mapa.shared.cluster", types, args)
 
+    def mma(self, node: loops.Mma) -> None:
+        words, kind, name = [*node.a, *node.b], "i32", "llvm.nvvm.mma.m16n8k16.row.col.bf16"
+        names, stem = [name_of(each) for each in words], node.results[0].name
+        if node.kind == "f16":
+            kind, name = "<2 x half>", "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"
+            halves = [f"{stem}.h{place}" for place in range(len(words))]
+            self.lines += [f"  {half} = bitcast i32 {word} to {kind}" for half, word in zip(halves, names, strict=True)]
+            names = halves
+        sums = "{ float, float, float, float }"
+        types = ", ".join([*[kind] * len(names), *["float"] * len(node.sums)])
+        args = ", ".join([*(f"{kind} {each}" for each in names), *map(typed, node.sums)])
+        self._call(f"{stem}.all = ", sums, name, types, args)
+        for place, result in enumerate(node.results):
+            self.lines.append(f"  {result.name} = extractvalue {sums} {stem}.all, {place}")
+
     # Control flow.
 
     def for_(self, node: For) -> None:
@@ -377,7 +392,8 @@ _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
     loops.Load: _Printer.load, loops.Store: _Printer.store, loops.Prefetch: _Printer.prefetch,
     loops.Fence: _Printer.fence, loops.Atomic: _Printer.atomic, loops.CompareExchange: _Printer.compare_exchange,
     loops.Call: _Printer.call, loops.Id: _Printer.id, loops.Shuffle: _Printer.shuffle,
-    loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote, loops.Return: _Printer.return_,
+    loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote,
+    loops.Mma: _Printer.mma, loops.Return: _Printer.return_,
     For: _Printer.for_, If: _Printer.if_, Repeat: _Printer.repeat,
 }  # fmt: skip
 
