@@ -149,11 +149,11 @@ def splits(size: Size) -> Iterator[tuple[Way, Split]]:
             yield Way.ACROSS, Split(lanes * vector, warps, 1, unroll)
         return
     if size.dtype.itemsize == 2:
-        for warps, unroll, block in itertools.product(powers, (2, 4, 8), (4, 8)):
+        for warps, unroll in itertools.product(powers[1:], (2, 4, 8)):
             if warps * unroll * 32 <= size.terms:
-                yield Way.MATRIX, Split(16, warps, max(1, block // warps), unroll)
+                yield Way.MATRIX, Split(16, warps, max(1, 8 // warps), unroll)
     if size.rows <= 4 or size.dtype.itemsize == 4:
-        for cols, warps, unroll in itertools.product((1, 2), powers, (2, 4, 8)):
+        for cols, warps, unroll in itertools.product((1, 2, 4), powers[1:4], (1, 2, 4)):
             if warps * unroll * 512 <= size.terms * size.dtype.itemsize:
                 yield Way.ALONG, Split(cols, warps, max(1, 8 // warps), unroll)
 

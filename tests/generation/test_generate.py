@@ -9,7 +9,9 @@ import torch
 
 import smelt
 from benchmarks.generate import MODELS
+from smelt.base.events import collect
 from smelt.generation import loop
+from smelt.ir.program import Program
 
 pytest.importorskip("transformers")
 
@@ -74,6 +76,15 @@ def test_buffers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prompts(2, 5)
     assert torch.equal(of_smelt(model, ids, 60), of_hugging_face(model, ids, 60))
     assert smelt.counters["graphs"] == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=["greedy", "sampled"])
+def test_no_cache_is_copied(settings: dict[str, Any]) -> None:
+    smelt.reset()
+    with collect() as events:
+        of_smelt(MODELS["llama"].build(), prompts(2, 6), 5, **settings)
+    *_, last = (event.subject for event in events if isinstance(event.subject, Program))
+    assert last.outputs.count(None) == 5  # keys and values of two layers, and the output
 
 
 SAMPLED: tuple[dict[str, Any], ...] = (

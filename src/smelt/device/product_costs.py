@@ -75,14 +75,15 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
 _AS_FAST = {("aarch64 without SVE", torch.float32)}
 
 
-# Of GPUs, in cycles of the GPU, by the target and the bytes of an element; few rows of weights that lie along the sum,
-# and across it.
-FEW_ROWS = 16
-_ON_GPUS: dict[str, dict[tuple[int, bool], ProductCosts]] = {
-    # An H200, `python -m benchmarks.gpu_products`.
+# Of GPUs: by the target, then the bytes of a weight and whether weights lie along the sum, the most rows that kernels
+# multiply faster, and what the library takes, in cycles of the GPU. Weights of one byte are converted for it first.
+_ON_GPUS: dict[str, dict[tuple[int, bool], tuple[int, ProductCosts]]] = {
+    # An H200 at 1.755 GHz, `python -m benchmarks.gpu_products`.
     "sm_90": {
-        (2, True): ProductCosts(1_500, 0.0, 1 / 2_250, 0.0, 1.0, least_saved=-500, byte_after=0.001),
-        (4, True): ProductCosts(1_500, 0.0, 1 / 2_250, 0.0, 1.0, least_saved=-500, byte_after=0.001),
+        (1, True): (4, ProductCosts(12_300, 0.0, 5 / 2_500, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (2, True): (8, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (2, False): (1, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (4, True): (8, ProductCosts(8_800, 0.0, 1 / 2_360, 0.0, 1.0, least_saved=0, byte_after=0.001)),
     },
 }
 
@@ -97,8 +98,8 @@ def gpu_library_costs(target: str, sizes: MatrixSizes, dtype: torch.dtype, *, al
     known = _ON_GPUS.get(target)
     if known is None:
         return f"multiplies {sizes}, for which nothing was measured on such a GPU"
-    costs = known.get((dtype.itemsize, along)) if sizes.batch == 1 else None
-    if costs is None or min(sizes.rows, sizes.cols) > FEW_ROWS:
+    most, costs = known.get((dtype.itemsize, along), (0, None))
+    if costs is None or sizes.batch != 1 or min(sizes.rows, sizes.cols) > most:
         return f"multiplies {sizes}, which kernels do not do faster than the library"
     return costs
 

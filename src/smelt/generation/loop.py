@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smelt.base.errors import SmeltError
 from smelt.device.host_library import HOST
-from smelt.generation.programs import Programs, Prompt, first_state, mark_lengths, programs, store_token, with_room
+from smelt.generation.programs import Now, Programs, Prompt, first_state, mark_lengths, programs, store_token, with_room
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, sampling
 
 FIRST_ROOM_TOKENS = 512  # buffers begin with room for so many new tokens: attention reads all of a buffer
@@ -109,30 +109,30 @@ class Run:
         first = programs.read_prompt(model, mark_lengths(prompt))
         self.state = first_state(prompt, first, kind, settings, self._room(FIRST_ROOM_TOKENS))
         self._draw()
-        store_token(first.logits, self.state, kind, self.numbers)
+        self.state = self.state._replace(now=store_token(first.logits, self.state, kind, self.numbers, 0))
         self.length += 1
 
     def columns(self, every: int) -> Iterator[Tensor]:
         """Generate; gives each `every`-th column of new tokens [batch], on the host, some tokens late on a GPU."""
-        reader = StatusReader(self.state.status)
+        reader = Reader(self.state.now)
         while self.length < self.last_length:
             if self.length % every == 0:
-                reader.copy(self.state.status)
+                reader.copy(self.state.now)
                 if (yield from reader.columns(wait_for_all=False)):
                     return
             self._next()
-        reader.copy(self.state.status)
+        reader.copy(self.state.now)
         yield from reader.columns(wait_for_all=True)
 
     def result(self) -> Tensor:
         """The prompts and the new tokens, up to the last stop token."""
-        return self.state.output[:, : int(self.state.length)].clone()
+        return self.state.output[:, : int(Now(*self.state.now).length[0])].clone()
 
     def _next(self) -> None:
         if self.length == self.state.output.shape[1]:
             self.state = with_room(self.state, self._room(self.length))
         self._draw()
-        self.programs.next_token(self.model, self.state, self.numbers)
+        self.state = self.state._replace(now=self.programs.next_token(self.model, self.state, self.numbers))
         self.length += 1
 
     def _draw(self) -> None:
@@ -145,34 +145,35 @@ class Run:
         return -(-needed // ROOM_MULTIPLE) * ROOM_MULTIPLE
 
 
-class StatusReader:
-    """Copies the status of a run to the host, and reads it when the copy has arrived."""
+class Reader:
+    """Copies what is new to the host, and reads it when the copy has arrived."""
 
-    def __init__(self, status: Tensor) -> None:
-        self.is_gpu = status.is_cuda
+    def __init__(self, now: Tensor) -> None:
+        self.is_gpu = now.is_cuda
         self.copies: deque[tuple[Tensor, Any]] = deque()
 
-    def copy(self, status: Tensor) -> None:
+    def copy(self, now: Tensor) -> None:
         if not self.is_gpu:
-            self.copies.append((status.clone(), None))
+            self.copies.append((now, None))
             return
-        copied = status.to(HOST, non_blocking=True)
         event: Any = torch.cuda.Event  # which PyTorch does not type
         event = event()
+        copied = now.to(HOST, non_blocking=True)
         event.record()
         self.copies.append((copied, event))
 
     def columns(self, wait_for_all: bool) -> Generator[Tensor, None, bool]:
         """The columns that have arrived; returns whether all texts have ended."""
         while self.copies:
-            status, event = self.copies[0]
+            copied, event = self.copies[0]
             if event is not None:
                 if not wait_for_all and len(self.copies) <= COPIES_IN_FLIGHT and not event.query():
                     return False
                 event.synchronize()
             self.copies.popleft()
-            yield status[:-1]
-            if not status[-1]:
+            now = Now(*copied)
+            yield now.token
+            if bool(now.is_finished.all()):
                 return True
         return False
 

@@ -1,7 +1,7 @@
 """The two compiled programs of a generation: one for the prompt, one for each token after it.
 
     read_prompt(model, prompt, …)  → the first token, keys and values of each layer
-    next_token(model, state, …)    → nothing: it writes to the tensors of `state`, always the same ones
+    next_token(model, state, …)    → what is new; the tokens, keys and values are written in place
 
 Each model has its own, and so has each kind of sampling. Lengths are symbolic from the first call on.
 """
@@ -20,6 +20,8 @@ from smelt.capture import mark_dynamic
 from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
 
+NO_TOKEN = -1
+
 
 class Prompt(NamedTuple):
     """Token ids [batch, length]; without padding, `mask` and `positions` are None."""
@@ -30,22 +32,27 @@ class Prompt(NamedTuple):
 
 
 class State(NamedTuple):
-    """The tensors that the program of a token reads and writes. `output` and `mask` have the caches' capacity."""
+    """The tensors that the program of a token reads. It writes to all from `output` on; `now` is replaced."""
 
-    token: Tensor  # [batch, 1]: the newest token, whose keys and values are not in the caches yet
-    position: Tensor  # []: its row in the caches
-    positions: Tensor  # [batch, 1]: its position in its text, without padding
+    now: Tensor  # [5, batch]: see `Now`
     mask: Tensor  # [batch, capacity]: False for padding
-    output: Tensor  # [batch, capacity]: the tokens of the prompts, then the new ones
-    is_finished: Tensor  # [batch]: whether a stop token came
-    status: Tensor  # [batch + 1]: the newest token, and whether a row is not finished
-    length: Tensor  # []: of the output, up to where all rows were finished
     noise: Tensor  # [batch, vocabulary] or empty
-    seen: Tensor  # [batch, vocabulary] or empty
     stop_tokens: Tensor
     pad_token: Tensor
+    output: Tensor  # [batch, capacity]: the tokens of the prompts, then the new ones
+    seen: Tensor  # [batch, vocabulary] or empty
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+
+
+class Now(NamedTuple):
+    """What changes with each token, for each row; one tensor, so that the host reads it by one copy."""
+
+    token: Tensor  # the newest token, whose keys and values are not in the caches yet
+    text_position: Tensor  # its position in its text, without padding
+    is_finished: Tensor  # 1 after a stop token
+    row: Tensor  # of the caches, for its keys and values; the same for all
+    length: Tensor  # of the output, up to where all rows are finished; the same for all
 
 
 class FirstToken(NamedTuple):
@@ -56,19 +63,28 @@ class FirstToken(NamedTuple):
     values: list[Tensor]
 
 
-def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers) -> None:
-    """Choose a token, write it at the row `position` of the output, and note which rows are finished."""
+def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers, step: int) -> Tensor:
+    """Choose a token, write it behind the newest one, and return what is new. `step`: 0 for the first token."""
+    now = Now(*state.now)
     token = choose(logits, kind, numbers, state.noise, state.seen)
-    token = torch.where(state.is_finished, state.pad_token, token)
-    column = token[:, None]
-    state.output.index_copy_(1, state.position.view(1), column)
+    was_finished = now.is_finished == 1
+    token = torch.where(was_finished, state.pad_token, token)
+    row = now.row + step
+    state.output.index_copy_(1, row[:1], token[:, None])
     if kind.penalty:
-        state.seen.scatter_(1, column, True)
-    state.length.add_((~state.is_finished).any())
-    is_finished = state.is_finished | (column == state.stop_tokens).any(-1)
-    state.is_finished.copy_(is_finished)
-    state.status.copy_(torch.cat([token, (~is_finished).any()[None]]))
-    state.token.copy_(column)
+        state.seen.scatter_(1, token[:, None], True)
+    is_finished = was_finished | (token[:, None] == state.stop_tokens).any(-1)
+    length = now.length + (~was_finished).any()
+    return _packed(Now(token, now.text_position + step, is_finished.long(), row, length))
+
+
+def _packed(now: Now) -> Tensor:
+    """`torch.stack(now)`, pointwise: a library call between the first write in place and the end might fail."""
+    place = torch.arange(len(now), device=now.token.device)[:, None]
+    packed = now[0]
+    for number, part in enumerate(now[1:], 1):
+        packed = torch.where(place == number, part, packed)
+    return packed
 
 
 class Programs:
@@ -89,12 +105,11 @@ class Programs:
             logits = forward(model, prompt, cache, logits_to_keep=1)
             return FirstToken(logits, cache.keys, cache.values)
 
-        def next_token(model: Any, state: State, numbers: SamplingNumbers) -> None:
-            cache = InPlaceCache(state.keys, state.values, state.position)
-            logits = forward(model, Prompt(state.token, state.mask, state.positions), cache)
-            state.position.add_(1)
-            state.positions.add_(1)
-            store_token(logits, state, kind, numbers)
+        def next_token(model: Any, state: State, numbers: SamplingNumbers) -> Tensor:
+            now = Now(*state.now)
+            cache = InPlaceCache(state.keys, state.values, now.row[0])
+            logits = forward(model, Prompt(now.token[:, None], state.mask, now.text_position[:, None]), cache)
+            return store_token(logits, state, kind, numbers, 1)
 
         self.read_prompt = compile_function(read_prompt, options=options)
         on_gpu = any(parameter.is_cuda for parameter in model.parameters())
@@ -164,24 +179,16 @@ def first_state(prompt: Prompt, first: FirstToken, kind: SamplingKind, ending: E
     seen = torch.zeros(rows if kind.penalty else 0, vocabulary, dtype=torch.bool, device=device)
     if kind.penalty:
         seen.scatter_(1, ids, True)
-    positions = (
-        torch.full((rows, 1), length, device=device) if prompt.mask is None else prompt.mask.sum(-1, keepdim=True)
-    )
+    mask = torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask
+    lengths = torch.full((rows,), length, device=device)
     return State(
-        token=ids[:, -1:].clone(),
-        position=torch.tensor(length, device=device),
-        positions=positions,
-        mask=_roomier(
-            torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask, 1, capacity, True
-        ),
-        output=_roomier(ids, 1, capacity),
-        is_finished=torch.zeros(rows, dtype=torch.bool, device=device),
-        status=torch.zeros(rows + 1, dtype=torch.int64, device=device),
-        length=torch.tensor(length, device=device),
+        now=_packed(Now(ids[:, -1], mask.sum(-1), torch.zeros_like(lengths), lengths, lengths)),
+        mask=_roomier(mask, 1, capacity, True),
         noise=torch.empty(rows if kind.sample else 0, vocabulary, device=device),
-        seen=seen,
-        stop_tokens=torch.tensor(ending.stop_tokens, dtype=torch.int64, device=device),
+        stop_tokens=torch.tensor(ending.stop_tokens or [NO_TOKEN], dtype=torch.int64, device=device),
         pad_token=torch.tensor(ending.pad_token, device=device),
+        output=_roomier(ids, 1, capacity),
+        seen=seen,
         keys=tuple(_roomier(keys, 2, capacity) for keys in first.keys),
         values=tuple(_roomier(values, 2, capacity) for values in first.values),
     )

@@ -10,6 +10,7 @@ from smelt.codegen.gpu.attention.parts_body import KeyParts
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.gpu.on_host import OnHost, filled
 from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
 from tests.kernel_text import parse_kernel
@@ -63,6 +64,17 @@ def test_keys_without_weight_do_not_count() -> None:
     first = built.plan.phases[0]
     assert isinstance(first, KeyParts) and first.parts > 2
     check(built, "f32", given)
+
+
+def test_any_number_of_keys() -> None:
+    """Compiled once, in as many parts as suit the first number."""
+    text = format_kernel(attention((1, 2, 4, 640, 16), masked=True))
+    for number, size in (("j:640", "j:s0"), ("10240*g", "16*s0*g"), ("[20480]", "[32*s0]"), ("[640]", "[s0]")):
+        text = text.replace(number, size)
+    kernel = parse_kernel(text, {"s0": 640})
+    built = OnHost(kernel)
+    for keys in (2, 127, 640, 1000, 4099):
+        built.check({"s0": keys}, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

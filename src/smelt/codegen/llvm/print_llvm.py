@@ -442,10 +442,12 @@ def head(function: Function) -> str:
         limit += f' "nvvm.minctasm"="{function.resident}"' if function.resident else ""
         limit += f' "nvvm.cluster_dim"="{function.cluster}"' if function.cluster > 1 else ""
         return f"define ptx_kernel void @{function.name}({taken}) {limit}"
-    linkage = {"entry": "", "internal": "internal ", "shared": "internal "}[function.kind]
+    linkage = {"entry": "", "internal": "internal ", "shared": "internal ", "support": "hidden "}[function.kind]
     taken = ", ".join(map(typed, function.params))
     # Nothing raises through it: without tables for that LLVM takes a tenth less.
     notes = "nounwind" if function.inlined else "noinline nounwind"
+    if function.kind == "support":
+        notes += ' "no-builtins"'  # else LLVM takes the loop of `memcpy` for a `memcpy`, which it calls
     order = f' "tune-cpu"="{function.tune_cpu}"' if function.tune_cpu else ""
     return f"define {linkage}{result} @{function.name}({taken}) {notes}{order}"
 

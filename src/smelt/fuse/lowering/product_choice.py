@@ -27,7 +27,7 @@ from smelt.device.product_costs import (
     library_attention,
     library_costs,
 )
-from smelt.fuse.lowering.attention import FORWARD, AttentionCall, RefOf, read_attention
+from smelt.fuse.lowering.attention import BACKWARD, GPU_FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
@@ -164,7 +164,9 @@ class ProductChoice:
         *,
         followed: bool,
     ) -> Decision:
-        converted = _converted(call, factors) * CYCLES_TO_CONVERT
+        on_gpu = bool(self._gpu(sums.device))  # where the costs of the library include conversions
+        itemsize = (factors[1] if on_gpu else sums).dtype.itemsize
+        converted = 0.0 if on_gpu else _conversion_cycles(call, factors)
         if isinstance(costs, str) and not converted:
             return Decision(False, costs)  # before the target is asked, which loads what makes code
         kernel_cycles, least = self.cycles(call.rule, factors, sums), float(LEAST_SAVED)
@@ -178,9 +180,9 @@ class ProductChoice:
         else:
             ours, least = LAUNCH + kernel_cycles * costs.lateness, costs.least_saved
             followers = LAUNCH + hint(sums.nbytes) * costs.byte_after if followed else 0
-            library = costs.cycles(sizes, sums.dtype.itemsize) + followers + converted
+            library = costs.cycles(sizes, itemsize) + followers + converted
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
-        own = library - ours >= (max(least, LEAST_PART * ours) if least > 0 else least)
+        own = library - ours >= max(least, LEAST_PART * ours)
         return Decision(own, share if own else f"{share} by a kernel, which saves too little")
 
     def attend(
@@ -189,17 +191,24 @@ class ProductChoice:
         """The kernel of an attention and the reason, or the reason why it is a library call."""
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
-        if not results or (node.target is FORWARD and results[0][0] != 0):
+        if not results or (node.target is not BACKWARD and results[0][0] != 0):
             return "is not asked for what it weighs"
+        if node.target in GPU_FORWARD and (len(results) > 1 or self.wanted == "auto"):
+            reason = self._why_not_few_queries(node, results)
+            if reason is not None:
+                return reason
         call = read_attention(node, ref_of, results)
         if isinstance(call, str):
             return call
-        library = None if self.wanted == "own" else self._library_attention(call, results[0][1])
+        on_gpu = node.target in GPU_FORWARD
+        library = None if self.wanted == "own" or on_gpu else self._library_attention(call, results[0][1])
         if isinstance(library, str):
             return library
         cycles = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
         if isinstance(cycles, str):
             return f"weighs, and there is no code for that: {cycles}"
+        if on_gpu and self.wanted == "auto":
+            return call, f"attends {call.sizes}: each key is read once, in place"
         if library is None:
             return call, f"attends {call.sizes}, as the option `products` asks for"
         ours = LAUNCH + cycles
@@ -207,6 +216,15 @@ class ProductChoice:
         if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
         return call, share
+
+    def _why_not_few_queries(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
+        """Why attention on a GPU is the library's, as far as its sizes tell."""
+        if len(results) > 1:
+            return "is asked for more than what it weighs, for gradients"
+        spec = results[0][1]
+        if not is_measured(self._gpu(spec.device)):
+            return "attends, for which nothing was measured on such a GPU"
+        return None if hint(spec.shape[2]) <= FEW_QUERIES else "attends with many queries"
 
     def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
         """Cycles that the library takes for an attention, or why they are unknown."""
@@ -240,15 +258,16 @@ class ProductChoice:
         return cycles
 
 
-def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
-    """Elements that the library needs as wider floats, while a kernel reads them directly. Values shared by several
-    calls count by their share."""
+def _conversion_cycles(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
+    """What it takes to write elements that the library needs as floats, while a kernel reads them directly. Values
+    shared by several calls count by their share."""
     total = 0.0
-    for node, factor in zip((call.left, call.right), factors[:2], strict=True):
+    for node, read, factor in zip((call.left, call.right), call.rule.factors, factors[:2], strict=True):
         if tensor_spec(node).dtype is not factor.dtype:
             while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
                 node = node.all_input_nodes[0]
-            total += hint(factor.numel) / max(1, len(node.users))
+            cycles = CYCLES_TO_CONVERT if read.quantized is None else CYCLES_TO_DEQUANTIZE
+            total += hint(tensor_spec(node).numel) * cycles / max(1, len(node.users))
     return total
 
 
@@ -257,8 +276,10 @@ def _is_view(node: fx.Node) -> bool:
 
 
 LAUNCH = 1_500  # cycles that a kernel takes to be called
+CYCLES_TO_DEQUANTIZE = 5.0  # a weight that is written as a float and read again: measured 3 to 7 with AVX-512
 CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
+FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 

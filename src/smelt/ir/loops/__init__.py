@@ -341,8 +341,9 @@ class SharedArray:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`kind`: "entry", which callers of the module use; "internal"; "shared", which other modules may have too; or
-    "grid", which a GPU launches. Names of parameters begin with `%`."""
+    """`kind`: "entry", which callers of the module use; "internal"; "shared", which other modules may have too;
+    "support", which LLVM calls in place of an instruction; or "grid", which a GPU launches. Names of parameters begin
+    with `%`."""
 
     name: str
     params: tuple[Value, ...]

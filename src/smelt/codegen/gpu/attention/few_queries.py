@@ -11,6 +11,7 @@ import torch
 from smelt.codegen.gpu.attention.parts_body import PARTS, KeyParts, PartSums, weighed_of
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.simt import MOST_BYTES
+from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.device import Target
 from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import (
@@ -28,7 +29,8 @@ from smelt.ir.kernel import (
     Softmax,
     WeightedSum,
 )
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint, is_symsize
 
 _MOST_QUERIES, _MOST_SUMS = 8, 32  # of a lane, for all its queries
 _BLOCKS = 2 * 132
@@ -60,13 +62,12 @@ def few_queries(kernel: Kernel, target: Target) -> list[Grid] | str:
     grid = KeyParts(kernel, outer, queries, vector, lanes, 1, 1, 1, target.warp_size)
     if grid.query_count > _MOST_QUERIES or grid.query_count * width // lanes > _MOST_SUMS:
         return "it has many queries"
-    return _in_parts(replace(grid, unroll=4 if grid.query_count <= 4 else 2), int(key.size), width)
+    return _in_parts(replace(grid, unroll=4 if grid.query_count <= 4 else 2), key.size, width)
 
 
 def _why_not(kernel: Kernel) -> str | None:
-    sizes = [axis.size for axis in kernel.rows + kernel.cols] + [buffer.size for buffer in kernel.buffers]
-    if any(is_symsize(size) for size in sizes):
-        return "its sizes vary"
+    if any(is_symsize(axis.size) for axis in kernel.rows):
+        return "sizes other than the number of keys vary"
     body = kernel.stages[0].body
     kinds = [sum(isinstance(i, kind) for i in body) for kind in (Contract, Softmax, WeightedSum)]
     if len(kernel.stages) != 1 or kinds != [1, 1, 1] or len(kernel.cols) != 1:
@@ -77,7 +78,8 @@ def _why_not(kernel: Kernel) -> str | None:
     if any(len(i.axes) != 1 or i.dtype is not torch.float32 for i in folds):
         return "it sums in another dtype, or over several axes"
     weighed = weighed_of(kernel)
-    if len({int(i.axes[0].size) for i in folds}) != 1 or kernel.cols[0].name in weighed.index.axes:
+    widths = {i.axes[0].size for i in folds}
+    if len(widths) != 1 or is_symsize(*widths) or kernel.cols[0].name in weighed.index.axes:
         return "keys and values have different widths"
     return None
 
@@ -89,17 +91,19 @@ def _vector(kernel: Kernel, factor: Factor, along: Axis) -> int:
     size = kernel.buffer(factor.buffer).dtype.itemsize
     steps = [int(along.size), factor.index.offset, *(step for name, step in factor.index.terms if name != along.name)]
     width = MOST_BYTES // size
-    while any(step % width for step in steps):
+    while not all(is_multiple(step, width) for step in steps):
         width //= 2
     return width
 
 
-def _in_parts(grid: KeyParts, keys: int, width: int) -> list[Grid]:
+def _in_parts(grid: KeyParts, keys: Size, width: int) -> list[Grid]:
+    """With as many parts as keep the chip busy; where the number of keys varies, as many whatever it is."""
     step = grid.at_once * grid.unroll
-    parts = max(1, min(_BLOCKS // max(1, grid.outer_count), -(-keys // step), _MOST_PARTS))
     steps = -(-keys // step)
+    parts = max(1, min(_BLOCKS // max(1, grid.outer_count), hint(steps), _MOST_PARTS))
     chunk = -(-steps // parts) * step
-    parts = -(-keys // chunk)
+    if not is_symsize(chunk):
+        parts = -(-int(keys) // int(chunk))
     grid = replace(grid, parts=parts, chunk=chunk)
     if parts == 1:
         return [grid]

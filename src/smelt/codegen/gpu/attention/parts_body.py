@@ -17,10 +17,11 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.loops.scalars import cast, compute, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role, Softmax, WeightedSum
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import product
+from smelt.symbolic.shapes import Size, product
 
 F32 = torch.float32
 PARTS = ("found.most", "found.total", "found.sums")  # buffers of what parts leave for each query
@@ -37,7 +38,7 @@ class KeyParts(Grid):
     vector: int
     lanes: int
     parts: int
-    chunk: int
+    chunk: Size
     unroll: int
     warp: int
     threads: int = 128
@@ -144,7 +145,7 @@ class PartsBody(_Body):
         outer = b.binary("udiv", block, grid.parts) if grid.parts > 1 else block
         self.outer_number, self.part = outer, part
         self.where = self._coordinates(outer, grid.outer)
-        self.begin = b.mul(part, grid.chunk)
+        self.begin = b.mul(part, b.index(grid.chunk))
         self.own = b.lshr(b.thread(), shift)  # which key of the block's next ones
         self.query_places = [self._row(number) for number in range(grid.query_count)]
         self.queries = [self._read(self.query_side, {**self.where, **row}, None) for row in self.query_places]
@@ -197,9 +198,8 @@ class PartsBody(_Body):
         for number in range(grid.unroll):
             key = b.add(b.add(self.begin, turn), b.add(self.own, number * grid.at_once))
             mask = None
-            if int(self.key.size) % grid.chunk or grid.chunk % (grid.at_once * grid.unroll):
-                end = b.smin(b.add(self.begin, grid.chunk), b.index(self.key.size))
-                mask = b.icmp("slt", key, end)
+            if not is_multiple(self.key.size, grid.at_once * grid.unroll * grid.parts):
+                mask = b.icmp("slt", key, b.index(self.key.size))
                 key = b.select(mask, key, 0)
             places.append(({**self.where, self.key.name: key}, mask))
         keys = [self._read(self.key_side, where, mask) for where, mask in places]

@@ -21,12 +21,12 @@ from smelt.symbolic.symsize import is_symsize
 
 _MOST_ROWS = {1: 4, 2: 4, 4: 8, 8: 4}  # by lanes, for elements of so many bytes: with more, arithmetic takes longer
 _MOST_MATRIX_ROWS = 16
-_WARPS = 132 * 16  # that keep a large chip busy
 _BLOCK_WARPS = 8
 _MOST_SUMS = 32  # of a lane
-_MOST_WARPS = 16  # of a team
+_MOST_WARPS = 16  # of a team whose lanes have several cols
 _LEAST_VECTORS = 4  # of a lane, of terms
-_IN_FLIGHT = 8  # vectors of weights that a lane asks for before it multiplies
+_MOST_UNROLLED = 4  # vectors of weights that a lane asks for before it multiplies
+_ACROSS_LANES, _FEW_BLOCKS = 4, 64  # lanes side by side along the cols, unless that leaves few blocks
 _MOST_TERMS = 1 << 18  # weights of a block: of more, several blocks share the terms
 _MATRIX_COLS = 16
 
@@ -52,7 +52,7 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     if way is None:
         return "weights are contiguous along neither terms nor cols"
     count = int(product(axis.size for axis in rows))
-    if way is Way.ALONG and _fits_matrix_units(kernel, left, right, contract, target):
+    if way is Way.ALONG and count > 1 and _fits_matrix_units(kernel, left, right, contract, target):
         way = Way.MATRIX
     if count > (_MOST_MATRIX_ROWS if way is Way.MATRIX else _MOST_ROWS[dtype.itemsize]):
         return "it has many rows"
@@ -97,23 +97,23 @@ def _vector(left: Factor | None, right: Factor, axis: Axis, dtype: torch.dtype) 
 
 
 def split_of(grid: FewRows) -> Split:
-    """Which splits are fastest was measured on an H200."""
+    """Which splits are fastest was measured on an H200 by `python -m benchmarks.gpu_products --sweep`."""
     if grid.way is Way.MATRIX:
-        return _shared(grid, _MATRIX_COLS, MATRIX_TERMS, _IN_FLIGHT // 2)
+        return _shared(grid, _MATRIX_COLS, MATRIX_TERMS)
     if grid.way is Way.ALONG:
-        return _shared(grid, 1, grid.warp * grid.vector, _IN_FLIGHT)
-    lanes = min(8, grid.warp // 2)
-    while lanes > 2 and grid.col_count // (grid.vector * lanes) < _WARPS // _MOST_WARPS:
+        return _shared(grid, 1, grid.warp * grid.vector)
+    lanes = min(_ACROSS_LANES, grid.warp // 2)
+    while lanes > 2 and grid.col_count // (grid.vector * lanes) < _FEW_BLOCKS:
         lanes //= 2
-    return _shared(grid, grid.vector * lanes, grid.warp // lanes, _IN_FLIGHT // 2)
+    cols = grid.vector * lanes
+    return replace(_shared(grid, cols, grid.warp // lanes), warps=_MOST_WARPS, teams=1, unroll=2)
 
 
-def _shared(grid: FewRows, cols: int, terms: int, most: int) -> Split:
-    """With as many warps as keep the chip busy, each of which takes `terms` at once."""
-    steps, teams, warps = -(-grid.term_count // terms), -(-grid.col_count // cols), 1
-    while warps < _MOST_WARPS and teams * warps < _WARPS and steps // (2 * warps) >= _LEAST_VECTORS:
+def _shared(grid: FewRows, cols: int, terms: int) -> Split:
+    """With so many warps that each takes `terms` a few times, as many times at once as it can."""
+    steps, warps, unroll = -(-grid.term_count // terms), 1, 1
+    while warps < _BLOCK_WARPS and steps // (2 * warps) >= _LEAST_VECTORS:
         warps *= 2
-    unroll = 1
-    while unroll < most and steps // warps >= 2 * unroll:
+    while unroll < _MOST_UNROLLED and steps // warps >= 2 * unroll:
         unroll *= 2
-    return Split(cols, warps, max(1, _BLOCK_WARPS // warps), unroll)
+    return Split(cols, warps, _BLOCK_WARPS // warps, unroll)

@@ -23,7 +23,7 @@ from smelt.symbolic.shapes import product
 
 ROW_TILE = 8  # rows of a product of matrices
 MATRIX_TERMS = 32  # of two of them, one after the other
-_CYCLE_BYTES = 2_400  # that an H200 reads in a cycle
+_CYCLES, _CYCLE_BYTES = 2_900, 2_620  # of a launch, and what an H200 reads in each after that
 _QUAD = 4  # lanes that share a row of a matrix
 
 
@@ -95,7 +95,8 @@ class FewRows(Grid):
     @property
     def cycles(self) -> float:
         """About how many cycles of a large GPU it takes to read the weights."""
-        return self.col_count * self.term_count * self.kernel.buffer(self.right.buffer).dtype.itemsize / _CYCLE_BYTES
+        bytes_read = self.col_count * self.term_count * self.kernel.buffer(self.right.buffer).dtype.itemsize
+        return _CYCLES + bytes_read / _CYCLE_BYTES
 
     def write(self, b: Simt) -> None:
         BODIES[self.way](b, self).write()
@@ -158,12 +159,16 @@ class FewRowsBody(PhaseBody):
             sums = b.carried_loop(whole, sums, some_steps, step=step * unroll)
         elif whole:
             sums = self.multiplied(b.index(0), unroll, free, sums)
-        rest = -(-(terms - whole) // step)
-        if rest:
-            ends = [terms - whole - number * step for number in range(rest)]
-            masks = [None if end >= step else b.icmp("slt", self.term, b.index(end)) for end in ends]
-            sums = self.multiplied(b.index(whole), rest, masks, sums)
+        if whole < terms:
+            sums = self.multiplied(b.index(whole), *self.rest(terms - whole), sums)
         return sums
+
+    def rest(self, terms: int) -> tuple[int, list[Mask]]:
+        """Steps for the last terms, and which threads have some in each."""
+        b, step = self.b, self.grid.step
+        ends = [terms - number * step for number in range(-(-terms // step))]
+        masks = [None if end >= step else b.icmp("slt", self.term, b.index(end)) for end in ends]
+        return len(masks), masks
 
     def own_base(self, factor: Factor, axes: tuple[Axis, ...], number: Value) -> Value:
         """Where a row or col of a factor begins. Numbers past the last one count as the last one."""
@@ -335,7 +340,8 @@ class MatrixBody(FewRowsBody):
     def places(self) -> None:
         b, grid = self.b, self.grid
         self.group, self.place = b.lshr(b.lane(), 2), b.and_(b.lane(), _QUAD - 1)
-        self.term = b.add(b.mul(self.part, _QUAD * grid.vector), b.mul(self.place, grid.vector))
+        # A warp's steps at once lie side by side: in rows of the weights, it reads long runs.
+        self.term = b.add(b.mul(self.part, MATRIX_TERMS * grid.split.unroll), b.mul(self.place, grid.vector))
         cols = [
             b.add(self.first, b.add(self.group, more)) if more else b.add(self.first, self.group) for more in (0, 8)
         ]
@@ -345,6 +351,11 @@ class MatrixBody(FewRowsBody):
 
     def count(self) -> int:
         return 4 * len(self.lefts)
+
+    def rest(self, terms: int) -> tuple[int, list[Mask]]:
+        b, unroll = self.b, self.grid.split.unroll
+        masks = [b.icmp("slt", self.term, b.index(terms - number * MATRIX_TERMS)) for number in range(unroll)]
+        return unroll, list(masks)
 
     def _pairs(self, factor: Factor, at: Value, mask: Mask) -> list[Value]:
         b = self.b
@@ -359,7 +370,7 @@ class MatrixBody(FewRowsBody):
     def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid = self.b, self.grid
         kind = "f16" if self.kernel.buffer(grid.right.buffer).dtype is torch.float16 else "bf16"
-        firsts = [b.add(first, number * grid.step) if number else first for number in range(steps)]
+        firsts = [b.add(first, number * MATRIX_TERMS) if number else first for number in range(steps)]
         places = list(zip(firsts, masks, strict=True))
         weights, lefts = (
             [[self._pairs(factor, b.add(base, at), mask) for base in bases] for at, mask in places]
