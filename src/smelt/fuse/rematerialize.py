@@ -5,7 +5,7 @@
 
 The graph of a whole training step contains its backward, and memory use peaks where the backward begins. Only
 element-wise values are recomputed, and only from values that are kept anyway or are smaller. Each new value comes
-`after` the library call or product before its first reader; where the backward begins, after a reduction of the backward.
+`after` the library call or product before its first reader; where the backward begins, after one of its reductions.
 Otherwise fusion would compute it with the old one, and store it.
 """
 
@@ -96,7 +96,7 @@ class _Rematerializer:
         return chain, new
 
     def _held(self) -> set[FusionValue]:
-        """What the backward computes from the forward's values alone, unless smaller than its inputs: it stays there."""
+        """What the backward computes from the forward's values alone, and the forward should not: what is not smaller."""
         from_forward: set[FusionValue] = set()
         held: set[FusionValue] = set()
         for item in self.lowered.items[self.start :]:
@@ -112,30 +112,30 @@ class _Rematerializer:
         return held
 
     def _sink(self, held: set[FusionValue]) -> None:
-        """Move what is held to its first reader: what comes between keeps it from being computed in the forward. What is
-        computed from inputs alone stays: it is part of an update, which has an order of its own."""
+        """Move what is held to its first reader: what comes between keeps it from being computed in the forward.
+        What is computed from inputs alone stays: it is part of an update, which has an order of its own."""
         items: list[FusionValue | Call] = self.lowered.items[: self.start]
         sunk = {item for item in held if self._given(item) is None}
         left = {item: None for item in self.lowered.items[self.start :] if item in sunk}  # in order
 
         def put(item: FusionValue | Call) -> None:
-            if isinstance(item, FusionValue):
-                sources = [reading.value for reading in item.readings]
-            else:
-                sources = [*item.reads]
-            for source in sorted(set(sources) & left.keys(), key=lambda source: source.id):
-                if source in left:
+            waiting, behind = [item], [item]
+            while waiting:
+                each = waiting.pop()
+                reads = each.reads if isinstance(each, Call) else [reading.value for reading in each.readings]
+                for source in set(reads) & left.keys():
                     del left[source]
-                    put(source)
-            items.append(item)
+                    waiting.append(source)
+                    behind.append(source)
+            items.extend(sorted(behind, key=lambda each: each.id))
 
         for item in self.lowered.items[self.start :]:
             if item not in sunk:
                 put(item)
-        for item in list(left):
-            if item in left:
-                del left[item]
-                put(item)
+        while left:
+            item = next(reversed(left))
+            del left[item]
+            put(item)
         self.lowered.items = items
         _connect(self.lowered)
 
