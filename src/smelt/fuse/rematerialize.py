@@ -96,7 +96,7 @@ class _Rematerializer:
         return chain, new
 
     def _held(self) -> set[FusionValue]:
-        """What the backward computes from the forward's values alone, and the forward should not: what is not smaller."""
+        """What the backward computes from the forward's values alone, where it is not smaller than those."""
         from_forward: set[FusionValue] = set()
         held: set[FusionValue] = set()
         for item in self.lowered.items[self.start :]:
