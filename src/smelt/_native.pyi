@@ -675,6 +675,7 @@ class Step:
     values: int
     numbers: int
     programs: dict[Any, Any]
+    launch: Any
     @property
     def before(self) -> Any: ...
     @property
@@ -703,6 +704,31 @@ class Recording:
 
     def alive(self) -> list[tuple[int, Any]]:
         """The memories that are watched and live, with their values."""
+
+class LazyLaunch:
+    """The program of a path that recurs, run without Python between the recording and the program.
+
+    `outputs`: how many values are alive. `call` takes the inputs of the recording, then tensors that `scalar` makes of the numbers at the places `scalars`; of
+    what it returns, `results` are the values `live`. A number is -1: as in `numbers`, -2: any of its type, or that at its
+    place in `leaders`. `adopt(result, memory)` makes a result fit that is laid out otherwise than recorded."""
+
+    def __new__(
+        cls,
+        *,
+        call: Callable[..., Any],
+        inputs: int,
+        numbers: tuple[Any, ...],
+        leaders: tuple[int, ...],
+        scalars: tuple[int, ...],
+        live: tuple[int, ...],
+        results: tuple[int, ...],
+        scalar: Callable[[Any], Any],
+        adopt: Callable[[Any, Any], Any],
+    ) -> Self: ...
+    @property
+    def outputs(self) -> int: ...
+    def run(self, recording: Recording, /) -> bool:
+        """Run a recording that has recurred; False, with nothing done, for any other."""
 
 class RecordedOperator:
     """One overload, as recording needs it; `kinds` has a byte for each argument."""

@@ -47,3 +47,18 @@ def layout_of_real(real: torch.Tensor) -> Layout:
 def owned(real: Any) -> Memory:
     """The memory of a tensor that nobody else writes."""
     return Memory(layout_of_real(real), real)
+
+
+def adopted(real: Any, memory: Memory) -> torch.Tensor:
+    """A result with the layout that was told to the program when it was recorded."""
+    shape, stride, _, dtype = memory.layout
+    tensor: torch.Tensor = real
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise RuntimeError(f"a result is {tensor.dtype} {tuple(tensor.shape)}, recorded as {dtype} {tuple(shape)}")
+    if tensor.storage_offset():  # recorded views count from the beginning of their memory
+        tensor = tensor.clone()
+    if tensor.stride() == stride:
+        return tensor
+    if all(one == other or size < 2 for one, other, size in zip(tensor.stride(), stride, shape, strict=True)):
+        return tensor.as_strided(shape, stride)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)

@@ -45,10 +45,10 @@ class LazyOwner(DeviceOwner):
         self.real = real
         self.recorder = Recorder(name, real.device)
         self.recorder.most_bytes = MOST_BYTES
-        self.runs = Runs(self.recorder, real, compiler, self.timeline)
+        self.blocks: list[Any] = []  # the `Shadows` of those that record
+        self.runs = Runs(self.recorder, real, compiler, self.timeline, self.blocks)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
         self.read = self.at_once.real
-        self.blocks: list[Any] = []  # the `Shadows` of those that record
         self.open_blocks: list[Any] = []  # those that are entered
         self._trials: dict[Line | None, tuple[Trial, Trial]] = {}  # of a block, and of steps of the loop in it
         self.answers |= {
