@@ -105,8 +105,8 @@ def sized(run: Callable[..., Any]) -> Sized | None:
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A compiled graph as its caller may run it who knows that nothing is to be asked: neither of PyTorch's modes nor of
-    the inputs, of which none share memory. Version counters are left alone.
+    """A compiled graph without what it asks PyTorch first: for callers who know that no mode or transform is on, and who
+    need no version counters. It raises where mutated inputs overlap others, with nothing written.
 
     `call` takes the inputs that are tensors, then one tensor for each input at `scalars`, and returns, among others, the
     outputs at `results`. Inputs at `fixed` are numbers that must not change."""

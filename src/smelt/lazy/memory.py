@@ -13,26 +13,19 @@ import torch
 from smelt import _native
 from smelt.dispatch.tensors import Layout
 
+Memory = _native.LazyMemory
+"""One storage. It knows which values of the recording `serial` are views of it, by their layouts."""
 
-class Memory(_native.LazyMemory):
-    """One storage. It knows which values of the recording `serial` are views of it, by their layouts."""
 
-    __slots__ = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether its numbers are whatever was in memory. Only right outside of the recording that it is a part of."""
-        return self.real is None
-
-    def view(self, layout: Layout) -> torch.Tensor:
-        """Its numbers as a tensor of the real device with a layout."""
-        real: torch.Tensor = self.real
-        if layout == self.layout:
-            return real
-        shape, stride, offset, dtype = layout
-        # By a tensor over the whole storage: a view of another dtype may not be a view of `real`.
-        whole = torch.empty(0, dtype=dtype, device=real.device)
-        return whole.set_(real.untyped_storage(), offset + _offset_of(real, dtype), shape, stride)
+def view_of(memory: Memory, layout: Layout) -> torch.Tensor:
+    """The numbers of a memory as a tensor of the real device with a layout."""
+    real: torch.Tensor = memory.real
+    if layout == memory.layout:
+        return real
+    shape, stride, offset, dtype = layout
+    # By a tensor over the whole storage: a view of another dtype may not be a view of `real`.
+    whole = torch.empty(0, dtype=dtype, device=real.device)
+    return whole.set_(real.untyped_storage(), offset + _offset_of(real, dtype), shape, stride)
 
 
 def _offset_of(real: torch.Tensor, dtype: torch.dtype) -> int:

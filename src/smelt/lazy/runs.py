@@ -24,7 +24,7 @@ from smelt.lazy import lines
 from smelt.lazy.interruptions import uninterrupted
 from smelt.lazy.loops import Loops
 from smelt.lazy.memory import Memory, adopted
-from smelt.lazy.paths.programs import PathProgram, Programs, Variant
+from smelt.lazy.paths.programs import Launch, PathProgram, Programs, Variant
 from smelt.lazy.paths.replay import Failed
 from smelt.lazy.real_device import RealDevice
 from smelt.lazy.recorder import Recorder
@@ -87,7 +87,9 @@ class Runs:
         variant, is_new = program.variant(now.numbers, self.programs, self.waits) if recurs else (_BY_OPERATORS, False)
         if variant is not None:
             self.programs.prepare(program, variant, now.numbers)
-        launch = None if variant is None or is_new or self._shadows else program.launch(variant, now.inputs, now.numbers)
+        launch: Launch | None = None
+        if variant is not None and not is_new and not self._shadows:
+            launch = program.launch(variant, now.inputs, now.numbers)
         with (
             uninterrupted(),
             torch._C._DisableTorchDispatch(),
@@ -96,7 +98,7 @@ class Runs:
             torch.no_grad(),
         ):
             self._run(program, variant, now, alive)
-        now.step.launch = None if launch is None else (launch, variant)
+        now.step.launch = launch
         if variant is not None and is_new:
             variant.kernels = counters["kernels"] - kernels
         self._note(reason, now, len(alive), _how(variant, is_new), variant, started)
@@ -122,7 +124,6 @@ class Runs:
                 if not _native.unrecorded(launch.run, now):
                     return False
         except Exception:  # nothing was written: the operator that raises is found the other way
-            now.step.launch = None
             return False
         except BaseException as error:
             _lose(now.alive(), error)

@@ -19,11 +19,11 @@ from smelt.base import events
 from smelt.base.errors import warn
 from smelt.dispatch.tensors import Layout
 from smelt.ir.graph import GraphCompiler, scalar_tensor, sized, unchecked
+from smelt.lazy.memory import Memory, adopted
 from smelt.lazy.paths.compiling import Job, Worker
 from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.paths.graph import build
 from smelt.lazy.paths.replay import replay
-from smelt.lazy.memory import Memory, adopted
 from smelt.lazy.real_device import RealDevice
 from smelt.lazy.steps import Step
 
@@ -99,7 +99,9 @@ class Variant:
             place == leader or exact(numbers[place]) == exact(numbers[leader]) for place, leader in self.leaders.items()
         )
 
-    def launch(self, row: Row, live: tuple[int, ...], inputs: Sequence[Any], numbers: Sequence[Any]) -> _native.LazyLaunch | None:
+    def launch(
+        self, row: Row, live: tuple[int, ...], inputs: Sequence[Any], numbers: Sequence[Any]
+    ) -> _native.LazyLaunch | None:
         """The program as C runs it for numbers like these; None if it asks more of a call."""
         if self.run is None or self.sizes is not None:
             return None
@@ -291,6 +293,9 @@ class Programs:
         return variant, compiled
 
 
+Launch = tuple[_native.LazyLaunch, Variant]
+
+
 class PathProgram:
     """What was compiled for one path with certain values alive at its end."""
 
@@ -301,6 +306,7 @@ class PathProgram:
         self.family = family
         self.variants: list[Variant] = []
         self.examples = [_without_data(step.layout) for step in path if step.layout is not None]
+        self._launches: dict[Variant, Launch | None] = {}
         self._job: Job | None = None
 
     def variant(self, numbers: Sequence[Any], programs: Programs, wait: bool) -> tuple[Variant | None, bool]:
@@ -324,8 +330,12 @@ class PathProgram:
             return self.replayed(inputs, numbers)
         return variant.run(*inputs, *variant.beside(self.row, numbers))
 
-    def launch(self, variant: Variant, inputs: Sequence[Memory], numbers: Sequence[Any]) -> _native.LazyLaunch | None:
-        return variant.launch(self.row, self.live, [memory.real for memory in inputs], numbers)
+    def launch(self, variant: Variant, inputs: Sequence[Memory], numbers: Sequence[Any]) -> Launch | None:
+        """What runs the variant without looking for it; None if there is no such thing."""
+        if variant not in self._launches:
+            launch = variant.launch(self.row, self.live, [memory.real for memory in inputs], numbers)
+            self._launches[variant] = None if launch is None else (launch, variant)
+        return self._launches[variant]
 
     def replayed(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         values = replay(self.path, inputs, numbers, set(self.live))

@@ -96,10 +96,11 @@ class SizedGraph(OpenGraph):
         places = {leaf: place for leaf, (place, _) in self._places.items() if place not in self._inputs}
         leaves = [spec.what for node in self._dynamic_scalars if isinstance(spec := spec_of(node), NumberSpec)]
         scalars = [each.symbol if isinstance(each, Expression) else each for each in leaves]
-        if inner is None or not all(each in places for each in scalars):
+        numbers = tuple([places[each] for each in scalars if each in places])
+        if inner is None or len(numbers) < len(self._dynamic_scalars):
             return None
         fixed = tuple([places[leaf] for leaf in self._fixed if leaf in places])
-        return replace(inner, scalars=tuple([places[each] for each in scalars]), fixed=fixed)
+        return replace(inner, scalars=numbers, fixed=fixed)
 
     def is_ready(self, *inputs: Any) -> bool:
         """Whether the version that a call with such inputs runs is there; they are asked for nothing but sizes."""

@@ -43,6 +43,7 @@ from smelt.runtime.autograd.layout_fit import without_autocast
 from smelt.runtime.autograd.output_dependencies import GradObservers, attach_dependencies
 from smelt.runtime.autograd.saved_tensors import save
 from smelt.runtime.autograd.split_nodes import apply_split, needs_split
+from smelt.runtime.overlap import overlap
 
 
 def join(
@@ -115,13 +116,15 @@ class _Forward:
             return None
         if not plan.mutated_inputs:
             return Unchecked(forward, results)
-        first, count = plan.results, len(plan.mutated_inputs)
+        mutated, first, count = plan.mutated_inputs, plan.results, len(plan.mutated_inputs)
 
         def call(*inputs: Any) -> Sequence[Any]:
+            if overlap(inputs, mutated):
+                raise ValueError("a mutated input overlaps another one")
             values = forward(*inputs)
             new_values = values[first : first + count]
             if new_values.count(None) < count:
-                copy_back(plan, [inputs[index] for index in plan.mutated_inputs], new_values)
+                copy_back(plan, [inputs[index] for index in mutated], new_values)
             return values
 
         return Unchecked(call, results)
