@@ -676,6 +676,7 @@ class Step:
     numbers: int
     programs: dict[Any, Any]
     launch: Any
+    constants: dict[int, Any] | None
     @property
     def before(self) -> Any: ...
     @property
@@ -708,9 +709,10 @@ class Recording:
 class LazyLaunch:
     """The program of a path that recurs, run without Python between the recording and the program.
 
-    `outputs`: how many values are alive. `call` takes the inputs of the recording, then tensors that `scalar` makes of the numbers at the places `scalars`; of
-    what it returns, `results` are the values `live`. A number is -1: as in `numbers`, -2: any of its type, or that at its
-    place in `leaders`. `adopt(result, memory)` makes a result fit that is laid out otherwise than recorded."""
+    `outputs`: how many values are alive. `call` takes the inputs of the recording, then tensors that `scalar` makes of
+    the numbers at the places `scalars`; of what it returns, `results` are the values `live`. By `leaders`, a number is
+    as in `numbers` (-1), any of its type (-2), or equal to the one at a place. `adopt(result, memory)` makes a result
+    fit that is laid out otherwise than recorded."""
 
     def __new__(
         cls,
@@ -731,11 +733,21 @@ class LazyLaunch:
         """Run a recording that has recurred; False, with nothing done, for any other."""
 
 class RecordedOperator:
-    """One overload, as recording needs it; `kinds` has a byte for each argument."""
+    """One overload, as recording needs it; `kinds` has a byte for each argument. With a `zero`, calls where this argument
+    is not 0.0, its default, draw random numbers."""
 
     def __init__(
-        self, *, known: object, names: tuple[str, ...], kinds: bytes, writes: bool, is_view: bool
+        self,
+        *,
+        known: object,
+        names: tuple[str, ...],
+        kinds: bytes,
+        writes: bool,
+        is_view: bool,
+        zero: str | None = None,
     ) -> None: ...
+    @property
+    def has_zero(self) -> bool: ...
 
 class LazyRecorder:
     """Records calls. A subclass has the methods that are asked for what is rare: `plain_dtype`, `enter`, `value_of`,

@@ -105,11 +105,11 @@ def sized(run: Callable[..., Any]) -> Sized | None:
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A compiled graph without what it asks PyTorch first: for callers who know that no mode or transform is on, and who
-    need no version counters. It raises where mutated inputs overlap others, with nothing written.
+    """A compiled graph without what it asks PyTorch first: for callers who know that no mode or transform is on, and
+    who need no version counters. It raises where mutated inputs overlap others, with nothing written.
 
-    `call` takes the inputs that are tensors, then one tensor for each input at `scalars`, and returns, among others, the
-    outputs at `results`. Inputs at `fixed` are numbers that must not change."""
+    `call` takes the inputs that are tensors, then one tensor for each input at `scalars`, and returns, among others,
+    the outputs at `results`. Inputs at `fixed` are numbers that must not change."""
 
     call: Callable[..., Any]
     results: tuple[int, ...]

@@ -130,6 +130,7 @@ class Runs:
             self._recorder.begin()
             raise
         self._recorder.begin()
+        counters["lazy_repeats"] += 1
         self._note(reason, now, launch.outputs, "cached", variant, started)
         return True
 
