@@ -733,8 +733,8 @@ class LazyLaunch:
         """Run a recording that has recurred; False, with nothing done, for any other."""
 
 class RecordedOperator:
-    """One overload, as recording needs it; `kinds` has a byte for each argument. With a `zero`, calls where this argument
-    is not 0.0, its default, draw random numbers."""
+    """One overload, as recording needs it; `kinds` has a byte for each argument. With a `zero`, calls where this
+    argument is not 0.0, its default, draw random numbers."""
 
     def __init__(
         self,
