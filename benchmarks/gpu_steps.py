@@ -184,7 +184,7 @@ def _started(name: str, ways: Sequence[str], out: Path | None) -> "subprocess.Po
     command = [sys.executable, "-m", "benchmarks.gpu_steps", name, "--child", "--ways", *ways]
     if out is not None:
         command += ["--out", str(out)]
-    environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "SMELT_CACHE": "0"}
+    environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "SMELT_CACHE": "0", "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -219,8 +219,13 @@ def _results(process: "subprocess.Popen[str]") -> dict[str, Any] | None:
     return results
 
 
-def run_all(names: Sequence[str], ways: Sequence[str], jobs: int, out: Path | None) -> dict[str, Any]:
-    """The figures by program and way. `jobs` programs at a time start side by side and are timed one by one."""
+def run_all(
+    names: Sequence[str], ways: Sequence[str], jobs: int, out: Path | None, write: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The figures by program and way, given to `write` after each program.
+
+    `jobs` programs at a time start side by side and are timed one by one.
+    """
     found: dict[str, Any] = {}
     for first in range(0, len(names), jobs):
         group = {name: _started(name, ways, out) for name in names[first : first + jobs]}
@@ -232,6 +237,7 @@ def run_all(names: Sequence[str], ways: Sequence[str], jobs: int, out: Path | No
                 print(f"{name:16} ended with status {process.wait()}", flush=True)
                 continue
             found[name] = results
+            write(found)
             for way, figures in results.items():
                 print(line(name, way, figures), flush=True)
     return found
@@ -277,14 +283,17 @@ def main() -> int:
         given.out.mkdir(parents=True, exist_ok=True)
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(device, flush=True)
-    found = run_all(given.programs or list(TASKS), ways, given.jobs, given.out)
+
+    def write(found: dict[str, Any]) -> None:
+        if given.json is not None:
+            given.json.write_text(json.dumps({"device": device, "programs": found}, indent=1) + "\n")
+
+    found = run_all(given.programs or list(TASKS), ways, given.jobs, given.out, write)
     for ours in ("smelt", "smelt-graphs"):
         for other in ways:
             if not other.startswith("smelt") and (of_programs := ratios(found, ours, other)):
                 texts = ", ".join(f"{name} {ratio:.2f}" for name, ratio in of_programs.items())
                 print(f"{ours} against {other}: {geometric_mean(list(of_programs.values())):.2f} in the mean; {texts}")
-    if given.json is not None:
-        given.json.write_text(json.dumps({"device": device, "programs": found}, indent=1) + "\n")
     return 0
 
 

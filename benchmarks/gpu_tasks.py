@@ -71,7 +71,8 @@ def _hugging_face(architecture: str, inputs: Callable[[Any], dict[str, torch.Ten
     kind = getattr(transformers, architecture)
     config = kind.config_class(**settings)
     config.use_cache = False
-    module = kind(config).train().to("cuda", torch.bfloat16)
+    with torch.device("cuda"):
+        module = kind(config).train().to(torch.bfloat16)
 
     def converted(x: torch.Tensor) -> torch.Tensor:
         return x.to("cuda", torch.bfloat16 if x.is_floating_point() else x.dtype)
@@ -130,7 +131,8 @@ def _gpt2_in_training() -> tuple[Any, torch.Tensor]:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(SEED)
     config = transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
-    model = transformers.GPT2LMHeadModel(config).train().cuda()
+    with torch.device("cuda"):
+        model = transformers.GPT2LMHeadModel(config).train()
     return model, torch.randint(0, config.vocab_size, _TRAINED_TOKENS).cuda()
 
 
@@ -187,7 +189,8 @@ def _frozen(architecture: str, **settings: Any) -> Any:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(SEED)
     kind = getattr(transformers, architecture)
-    return kind(kind.config_class(**settings)).eval().requires_grad_(False).to("cuda", torch.bfloat16)
+    with torch.device("cuda"):
+        return kind(kind.config_class(**settings)).eval().requires_grad_(False).to(torch.bfloat16)
 
 
 def _gpt2_prompt() -> Program:

@@ -21,6 +21,7 @@ from smelt.ir.kernel import (
     Compute,
     Const,
     Contract,
+    Element,
     Factor,
     Gather,
     Index,
@@ -28,6 +29,7 @@ from smelt.ir.kernel import (
     Kernel,
     Load,
     Position,
+    Quantized,
     Reduce,
     Reduction,
     Role,
@@ -170,6 +172,8 @@ class Run:
         return found
 
     def factor(self, factor: Factor, axes: Sequence[Axis]) -> Tensor:
+        if factor.quantized is not None:
+            return self.dequantized(factor, factor.quantized, axes)
         where, memory = _spread(factor.index, axes), self.memory[factor.buffer]
         inside = torch.ones((), dtype=torch.bool)
         for position, extent in factor.bounds:
@@ -179,6 +183,25 @@ class Run:
         if any(axis.size == 0 for axis in axes):  # no point reads anything
             return memory.new_zeros(where.shape)
         return memory.new_zeros(where.shape).masked_scatter(inside, memory[where[inside]])
+
+
+    def dequantized(self, factor: Factor, quantized: Quantized, axes: Sequence[Axis]) -> Tensor:
+        """In float64."""
+        where, memory = _spread(factor.index, axes), self.memory[factor.buffer]
+        if quantized.is_packed:
+            halves = memory.view(torch.uint8).to(torch.int64)[where // 2] >> 4 * (where % 2) & 15
+            integers = (halves ^ 8) - 8 if quantized.kind == "i4" else halves
+        else:
+            integers = memory[where].to(torch.int64)
+
+        def element(read: Element) -> Tensor:
+            return self.memory[read.buffer][_spread(read.index, axes)].double()
+
+        numbers = integers.double() - quantized.offset
+        if quantized.zero is not None:
+            numbers = numbers - element(quantized.zero)
+        numbers = numbers * element(quantized.scale)
+        return numbers if quantized.low is None else numbers + element(quantized.low)
 
 
 def _spread(index: Index, axes: Sequence[Axis]) -> Tensor:

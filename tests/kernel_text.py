@@ -19,13 +19,16 @@ from smelt.ir.kernel import (
     Compute,
     Const,
     Contract,
+    Element,
     Factor,
     Gather,
     Index,
     Instruction,
+    IntegerKind,
     Kernel,
     Load,
     Position,
+    Quantized,
     Reduce,
     Reduction,
     Role,
@@ -55,8 +58,11 @@ _GATHER = rf"gather ({_NAME})\[([^\]]*)\] by (.+)"
 _REACH = rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)"
 _REDUCE = rf"reduce (\w+) ({_NAME})"
 _SCAN = rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?"
-_CONTRACT = rf"contract \((.*?)\) (?={_NAME}\[)(.+) : (\w+)"
-_FACTOR = rf"({_NAME})\[([^\]]*)\](?: where (.+))?"
+_ELEMENT = rf"({_NAME})\[([^\]]*)\]"
+_FACTOR_START = rf"(?=(?:\([iu][48] )?{_NAME}\[)"
+_CONTRACT = rf"contract \((.*?)\) {_FACTOR_START}(.+) : (\w+)"
+_FACTOR = rf"{_ELEMENT}(?: where (.+))?"
+_QUANTIZED = rf"\(([iu][48]) {_ELEMENT}(?: ([+-]) (\d+))?(?: - {_ELEMENT})?\) \* {_ELEMENT}(?: \+ {_ELEMENT})?"
 _BOUND = r"(.+) below (.+)"
 _SOFTMAX = rf"({_NAME})(?:, ({_NAME}))? = softmax ({_NAME})"
 _WEIGHTED_SUM = rf"weighted sum \((.*?)\) ({_NAME})\[([^\]]*)\] = ({_NAME}) \* (.+) : (\w+)"
@@ -182,12 +188,23 @@ class _Parser:
         return match[2], stride, self.size(match[3], whole, "an instruction")
 
     def _factor(self, text: str, whole: str) -> Factor:
+        if match := re.fullmatch(_QUANTIZED, text):
+            return self._quantized(*match.groups())
         match = _need(re.fullmatch(_FACTOR, text), "an instruction", whole)
         bounds = []
         for part in match[3].split(" and ") if match[3] else ():
             bound = _need(re.fullmatch(_BOUND, part), "an instruction", whole)
             bounds.append((self.index(bound[1]), self.size(bound[2], whole, "an instruction")))
         return Factor(match[1], self.index(match[2]), tuple(bounds))
+
+    def _quantized(self, kind: str, buffer: str, index: str, sign: str, offset: str, *others: str) -> Factor:
+        zero, scale, low = (
+            Element(name, self.index(at)) if name else None for name, at in zip(others[::2], others[1::2], strict=True)
+        )
+        assert scale is not None
+        moved = int(offset or 0) * (-1 if sign == "+" else 1)
+        quantized = Quantized(cast(IntegerKind, kind), scale, zero, low, moved)
+        return Factor(buffer, self.index(index), quantized=quantized)
 
     def _constant(self, text: str) -> float | int | bool:
         if self.shape_env is not None and set(re.findall(_NAME, text)) & set(self.symbols):
@@ -220,7 +237,7 @@ class _Parser:
         if match := re.fullmatch(_SCAN, rest):
             return Scan(out, _parse_running(match[1]), match[2], match[3], match[4] is not None)
         if match := re.fullmatch(_CONTRACT, rest):
-            factors = re.split(rf", (?={_NAME}\[)", match[2])
+            factors = re.split(rf", {_FACTOR_START}", match[2])
             if len(factors) != 2:
                 raise SpecError("SM022", f"not an instruction: {text!r}")
             left, right = (self._factor(each, text) for each in factors)

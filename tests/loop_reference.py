@@ -12,6 +12,7 @@ Every value is a tuple of lanes. Integers are held without sign; floats as Pytho
 operation. An address is the number of a region of memory in its upper bits, and an offset in the lower ones.
 """
 
+import itertools
 import math
 import operator
 import struct
@@ -104,6 +105,11 @@ def _nearest(kind: str, exact: Fraction) -> float:
     if kind != "f64" and number != exact and _to_bits("f64", number) % 2 == 0:
         number = math.nextafter(number, math.inf if exact > number else -math.inf)
     return _rounded(kind, number)
+
+
+def _halves(kind: str, word: int) -> tuple[float, float]:
+    """The two narrow floats of a word."""
+    return _from_bits(kind, word & 0xFFFF), _from_bits(kind, word >> 16)
 
 
 def _fma(kind: str, a: float, b: float, c: float) -> float:
@@ -487,6 +493,24 @@ class _Frame:
             raise Fault(f"the warp has no lane {source}")
         self.set((node.out,), ((values[source],),))
 
+    def mma(self, node: loops.Mma) -> Steps:
+        """Exact products, added exactly and rounded once to the sums."""
+        lane = self.thread.number % self.thread.warp_size
+        mine = [[_halves(node.kind, self.get(word)[0]) for word in words] for words in (node.a, node.b)]
+        lanes = dict((yield node, "warp", (lane, mine)))
+        if len(lanes) != 32:
+            raise Fault(f"a warp of {len(lanes)} multiplies no matrices")
+        group, place = divmod(lane, 4)
+        results = []
+        for number, total in enumerate(node.sums):
+            down, col = number // 2, 2 * place + number % 2
+            exact = self.get(total)[0]
+            for later, each, half in itertools.product(range(2), range(4), range(2)):
+                left = lanes[4 * group + each][0][2 * later + down][half]
+                exact += left * lanes[4 * col + each][1][later][half]
+            results.append((_rounded("f32", exact),))
+        self.set(node.results, results)
+
     # Control flow.
 
     def for_(self, node: loops.For) -> Steps:
@@ -590,4 +614,5 @@ _STEPS: dict[type, Callable[[_Frame, Any], Lanes | None]] = {
 _FLOW: dict[type, Callable[[_Frame, Any], Steps]] = {
     loops.For: _Frame.for_, loops.If: _Frame.if_, loops.Repeat: _Frame.repeat,
     loops.Call: _Frame.call, loops.Barrier: _Frame.barrier, loops.Shuffle: _Frame.shuffle,
+    loops.Mma: _Frame.mma,
 }  # fmt: skip

@@ -63,8 +63,10 @@ if TYPE_CHECKING:
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.autograd.partition import partition
     from smelt.chips.registration import register_chip
-    from smelt.deploy.artifact import Artifact, export
+    from smelt.deploy.artifact import Artifact, Entry, export, export_entries
+    from smelt.deploy.generation.export import export_generation
     from smelt.deploy.loaded import load
+    from smelt.generation.loop import generate
     from smelt.ir.artifact.machine import Dimension
     from smelt.lazy import LazyFunctions
 
@@ -75,6 +77,7 @@ __version__ = VERSION
 __all__ = [
     "Artifact",
     "Dimension",
+    "Entry",
     "GraphBreakError",
     "Options",
     "SmeltError",
@@ -89,6 +92,9 @@ __all__ = [
     "disable",
     "explain",
     "export",
+    "export_entries",
+    "export_generation",
+    "generate",
     "graph_break",
     "is_compiling",
     "list_backends",
@@ -105,11 +111,15 @@ __all__ = [
 _LATER = {
     "Artifact": "smelt.deploy.artifact",
     "Dimension": "smelt.ir.artifact.machine",
+    "Entry": "smelt.deploy.artifact",
     "aot_function": "smelt.autograd.aot",
     "aot_module": "smelt.autograd.aot",
     "aot_module_simplified": "smelt.autograd.aot",
     "compiled_autograd": "smelt.compiled_autograd",
     "export": "smelt.deploy.artifact",
+    "export_entries": "smelt.deploy.artifact",
+    "export_generation": "smelt.deploy.generation.export",
+    "generate": "smelt.generation.loop",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
     "register_chip": "smelt.chips.registration",

@@ -31,19 +31,6 @@ def test_a_classifier_in_cpp(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor([float(score) for _, score in found]), best.values, rtol=1e-3, atol=1e-4)
 
 
-def test_gpt2_generates_text_in_c(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, _, _ = MODELS["gpt2"]()
-    ids = torch.tensor([[3, 14, 15]])
-    lengths = {"input_ids": {1: smelt.Dimension("tokens", 2, 32)}}
-    path = smelt.export(model, (), {"input_ids": ids}, dynamic=lengths).save(tmp_path / "gpt2.smelt")
-    shown = run(built("examples/deploy/generate.c", tmp_path), path, 12, 3, 14, 15)
-    with torch.no_grad():
-        for _ in range(12):
-            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
-    assert [int(token) for token in shown.split()] == ids[0].tolist()
-
-
 @contextmanager
 def _served(program: Path, *arguments: object) -> Iterator[str]:
     """The address of a server that runs as long as the block."""

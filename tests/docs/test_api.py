@@ -14,7 +14,7 @@ import smelt
 from smelt.base.events import COUNTERS
 from smelt.base.options import Config, describe
 from smelt.capture import BreakRecord
-from smelt.deploy.loaded import LoadedArtifact
+from smelt.deploy.loaded import LoadedArtifact, LoadedEntry
 from smelt.explain.explanation import Explanation, GraphReport
 from smelt.explain.verify import Found, Verdict, Verification
 from tests.docs.pages import ROOT
@@ -23,8 +23,9 @@ from tests.golden import golden
 # The page's sections: public names, and the classes of what they give back.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
+    "Text generation": ("generate",),
     "Reports and checks": ("explain", "record", "verify", "counters"),
-    "Deploying": ("export", "Artifact", "Dimension", "load"),
+    "Deploying": ("export", "export_entries", "Entry", "export_generation", "Artifact", "Dimension", "load"),
     "Backends": ("register_backend", "list_backends", "register_chip"),
     "Lazy tensors": ("lazy",),
     "Chips": ("chips",),
@@ -42,7 +43,7 @@ PUBLIC = (*smelt.__all__, "chips", "lazy")
 GIVEN_BACK: dict[str, tuple[type, ...]] = {
     "explain": (Explanation, GraphReport, BreakRecord),
     "verify": (Verification, Verdict, Found),
-    "load": (LoadedArtifact,),
+    "load": (LoadedArtifact, LoadedEntry),
 }
 
 

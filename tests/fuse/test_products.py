@@ -59,7 +59,7 @@ def test_library_unless_asked_for() -> None:
 def _library_takes(monkeypatch: pytest.MonkeyPatch, cycles: float | str) -> None:
     """Have the library take so long for every product, or not be known for a reason."""
     costs = cycles if isinstance(cycles, str) else ProductCosts(cycles, 0, 0, 0, 1.0)
-    monkeypatch.setattr(product_choice, "library_costs", lambda sizes, dtype, along: costs)
+    monkeypatch.setattr(product_choice, "library_costs", lambda *_, **__: costs)
 
 
 @pytest.mark.parametrize(

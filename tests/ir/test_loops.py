@@ -28,6 +28,7 @@ from smelt.ir.loops import (
     Id,
     If,
     Load,
+    Mma,
     Module,
     Node,
     Pack,
@@ -106,6 +107,10 @@ def test_text_of_a_function() -> None:
         (Repeat((), (), [], B, (), ()), "repeat:"),
         (Id(N, "parameter", ONE), "%n = id parameter 1"),
         (Barrier("block"), "barrier block"),
+        (
+            Mma((F, F, F, F), "f16", (N,) * 4, (N, N), (F,) * 4),
+            "%f, %f, %f, %f = mma f16 (%n, %n, %n, %n) * (%n, %n) + (%f, %f, %f, %f)",
+        ),
         (Reduce(F, "fadd", V, F, "reassoc"), "%f = reduce fadd reassoc f32x8 %v from %f"),
     ],
 )
@@ -141,6 +146,7 @@ def a_loop(
 
 
 X, Y, W = param("x", "f32"), param("y", "f32"), Value("%w", "f32", 8)
+WORD = const("i32", 1)
 DEFINE_X = Compute(X, "fadd", (F, F))
 FAULTS: dict[str, tuple[Function, str]] = {
     "used after its loop": (function(a_loop(DEFINE_X), Store(X, P, 4)), "%x is used outside the body that defines it"),
@@ -201,6 +207,14 @@ FAULTS: dict[str, tuple[Function, str]] = {
     "a constant that does not fit": (function(Store(const("i8", 256), P, 1)), "256 is no constant of type i8"),
     "a fraction": (function(Compute(param("j"), "add", (N, const("i64", 0.5)))), "0.5 is no constant of type i64"),
     "numbers for other lanes": (function(Store(const("f32", (1.0, 2.0), 8), P, 4)), "no constant of type f32x8"),
+    "a product of matrices that lacks words": (
+        function(Mma((X, Y, param("z", "f32"), param("u", "f32")), "bf16", (WORD,) * 3, (WORD, WORD), (F,) * 4)),
+        "this mma do not fit",
+    ),
+    "a product of matrices of wide floats": (
+        function(Mma((X, Y, param("z", "f32"), param("u", "f32")), "f32", (WORD,) * 4, (WORD, WORD), (F,) * 4)),
+        "this mma do not fit",
+    ),
     "a barrier of nobody": (function(Barrier("host")), "this barrier do not fit"),
 }  # fmt: skip
 
@@ -515,6 +529,43 @@ def test_shuffles_read_other_lanes(mode: str, by: int, source: Callable[[int], i
 
     expected = [10 * (thread // 32 * 32 + source(thread % 32)) for thread in range(64)]
     assert launched(a_grid(write), 64) == expected
+
+
+def test_a_warp_multiplies_matrices() -> None:
+    """A of numbers by row and col, times a matrix that picks two of its columns, added to the lane's number."""
+    lane = [divmod(thread, 4) for thread in range(32)]
+
+    def word(low: float, high: float) -> int:
+        return int.from_bytes(struct.pack("<2e", low, high), "little")
+
+    def by_lane(b: Builder, words: list[int]) -> Value:
+        b.store(THREAD, b.element(S, "i32", THREAD))  # any value: what is chosen is known by the lane
+        value = const("i32", 0)
+        for thread, each in enumerate(words):
+            value = b.select(b.icmp("eq", THREAD, thread), const("i32", each), value)
+        return value
+
+    def write(b: Builder) -> None:
+        rows, firsts = (0, 8, 0, 8), (0, 0, 8, 8)
+        a = [
+            by_lane(b, [word(16 * (g + row) + 2 * t + first, 16 * (g + row) + 2 * t + first + 1) for g, t in lane])
+            for row, first in zip(rows, firsts, strict=True)
+        ]
+        other = [  # one where the term is twice the column
+            by_lane(b, [word(*(float(2 * t + first + way == 2 * g) for way in (0, 1))) for g, t in lane])
+            for first in (0, 8)
+        ]
+        sums = [b.convert("sitofp", THREAD, "f32")] * 4
+        results = [b.fresh("f32") for _ in range(4)]
+        b.body.append(Mma(tuple(results), "f16", tuple(a), tuple(other), tuple(sums)))
+        for place, each in enumerate(results):
+            at = b.add(b.mul(THREAD, 4), place)
+            b.store(b.convert("fptosi.sat", each, "i32"), b.element(OUT, "i32", at))
+
+    found = launched(a_grid(write, 32), 128)
+    for thread, (g, t) in enumerate(lane):
+        wanted = [16 * (g + row) + 2 * (2 * t + col) + thread for row in (0, 8) for col in (0, 1)]
+        assert found[4 * thread : 4 * thread + 4] == wanted
 
 
 def test_a_barrier_that_not_all_threads_reach_is_a_fault() -> None:

@@ -237,6 +237,8 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             yield aten.prod.dim_int, (x, dims[0], True), {}
             yield aten.logsumexp.default, (x, [dims[0]], True), {}
             yield aten.linalg_vector_norm.default, (x, 2, [dims[0]], True), {}
+            yield aten.norm.ScalarOpt_dim, (x, None, [dims[0]]), {}
+            yield aten.norm.ScalarOpt_dim, (x, math.inf, [dims[0]], True), {}
             for op in (aten._softmax, aten._log_softmax):
                 yield op.default, (x, dims[-1], False), {}
             yield aten._safe_softmax.default, (x, dims[0]), {}
@@ -488,6 +490,7 @@ def _lookup_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], di
     yield aten.embedding.default, (x.t().contiguous().t(), rows[:, None]), {}
     yield aten.embedding_dense_backward.default, (x, rows, 10, -1, False), {}
     yield aten.mv.default, (x, _filled((8,), dtype)), {}
+    yield aten.dot.default, (_filled((8,), dtype), _filled((8,), dtype)), {}
     yield aten.native_dropout.default, (x, 0.5, True), {}
     yield aten.native_dropout_backward.default, (x, x > 0, 2.0), {}
     yield aten.gather.default, (x.t(), 1, rows[None, :]), {}
@@ -680,6 +683,9 @@ with FakeMode():
     x, w, b, g, s = R(2, 3, 8, 8), R(4, 3, 3, 3), R(4), R(4), R(4)
     h = F.batch_norm(F.conv2d(x, w, b, padding=1), None, None, g, s, True)
     backward(F.adaptive_avg_pool2d(F.max_pool2d(F.relu(h), 2), 1).sum(), x, w, b, g, s)
+    x, v, w = R(2, 3, 8, 8), R(8), R(8)
+    backward((x.abs().roll((1, 2), (2, 3)) * F.celu(x) * torch.logit(x, 1e-3)).norm(2, 1).sum(), x)
+    backward(torch.dot(v, torch.logaddexp2(v, w)) + torch.heaviside(v.detach(), w.detach()).sum(), v, w)
 bad = [name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules]
 assert not bad, bad
 """

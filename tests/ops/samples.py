@@ -308,7 +308,8 @@ _UNARY = (
 _BINARY = (
     "rsub.Tensor mul.Tensor div.Tensor floor_divide remainder.Tensor fmod.Tensor maximum minimum fmax fmin atan2 "
     "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor bitwise_and.Tensor bitwise_or.Tensor "
-    "bitwise_xor.Tensor logical_and logical_or logical_xor pow.Tensor_Tensor"
+    "bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Tensor __rshift__.Tensor "
+    "logical_and logical_or logical_xor pow.Tensor_Tensor"
 )
 _WITH_NUMBERS: dict[str, tuple[Any, ...]] = {
     "add.Scalar mul.Scalar": (2, 0.1, True),
@@ -316,6 +317,7 @@ _WITH_NUMBERS: dict[str, tuple[Any, ...]] = {
     "remainder.Scalar fmod.Scalar": (3, -2, 0.7),
     "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar": (0, 2, 0.1, True),
     "bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar": (3, True),
+    "bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar": (3, 0, 9),
     "clamp_min clamp_max": (1, -0.5),
     "leaky_relu": (0.1, 2),
     "pow.Tensor_Scalar": (2, 3, 0.5, -0.5, -1, -2, 0, 1, 5, 2.5, -3),

@@ -14,6 +14,7 @@ def new_leaf_inside(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_warns_once_with_the_reason() -> None:
+    smelt.reset()
     x = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         compiled = smelt.compile(new_leaf_inside)

@@ -42,6 +42,7 @@ LAYERS: dict[str, int] = {
     "api": 8,
     "eager_api": 8,
     "compiled_autograd": 8,
+    "generation": 8,
     "cli": 8,
     "__init__": 8,
     "__main__": 8,
@@ -51,8 +52,9 @@ LAYERS: dict[str, int] = {
 ALSO: dict[str, frozenset[str]] = {
     "api": frozenset({"cli", "__init__"}),
     "compiled_autograd": frozenset({"api"}),
+    "generation": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
-    "__init__": frozenset({"api", "cli", "compiled_autograd", "eager_api"}),
+    "__init__": frozenset({"api", "cli", "compiled_autograd", "eager_api", "generation"}),
     "__main__": frozenset({"cli"}),
 }
 
@@ -75,6 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "facts",
         "rules",
         "effects",
+        "replaced_operators",
         "devices",
         "sparse",
         "autograd_graph",
@@ -145,6 +148,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ahead_of_time",
         "static",
     ),
+    "generation": ("cache", "sampling", "programs", "loop"),
     "pipeline": (
         "placement",
         "parts",

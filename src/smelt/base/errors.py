@@ -15,6 +15,7 @@ CODES: dict[str, str] = {
     "SM001": "the thing to compile is not callable",
     "SM002": "unknown backend, or a backend that is not callable",
     "SM003": "unknown or ill-typed option, setting or log channel",
+    "SM004": "a model or an argument that smelt.generate cannot use",
     "SM010": "a graph break where fullgraph=True forbids one",
     "SM011": "a frame was compiled more often than cache_size_limit allows",
     "SM012": "a graph was compiled for more combinations of sizes than are kept",

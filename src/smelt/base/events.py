@@ -110,6 +110,10 @@ class Event:
         return self.words if isinstance(self.words, str) else self.words()
 
 
+class FellBack(str):
+    """Why the last graph, or what stands for one, falls back to eager."""
+
+
 class _Sinks(threading.local):
     def __init__(self) -> None:
         self.lists: tuple[list[Event], ...] = ()
@@ -192,7 +196,7 @@ def count(name: str, amount: int = 1) -> None:
 def fell_back(what: str, reason: str) -> None:
     """A graph, or what stands for one, falls back to eager: counted, logged, and said once at the user's line."""
     count("eager_graphs")
-    emit("graph", f"{what} falls back to eager: {reason}")
+    emit("graph", f"{what} falls back to eager: {reason}", FellBack(reason))
     warn(f"SM020: {what} falls back to eager, operator by operator: {reason}")
 
 

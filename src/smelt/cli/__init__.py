@@ -1,4 +1,4 @@
-"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `conform` and more.
+"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `chat`, and more.
 
 Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
 its target could not be loaded. `smelt run` and `smelt report` end as their script does.
@@ -43,6 +43,7 @@ COMMANDS = {
         "job.py:example -o model.smelt --dynamic x:0=batch:1:64",
     ),
     "inspect": ("deploy_cmds", "what an artifact takes and returns, its states, memory and code", "model.smelt"),
+    "chat": ("chat_cmd", "generate text with a file of smelt.export_generation, in a terminal", "llama.smelt"),
     "cc": (
         "deploy_cmds",
         "the flags that build a C or C++ program against the runtime",

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +107,21 @@ def do_inspect(args: argparse.Namespace) -> int:
 
 def inspected(artifact: ArtifactFile, size: int) -> list[str]:
     """The lines that describe an artifact."""
-    table = artifact.targets[0].table
-    by = ", ".join(f"{name} {version}" for name, version in _told(artifact, "made by", dict).items())
-    lines = [f"{table.name}: {_bytes(size)}{f', made by {by}' if by else ''}", "inputs"]
-    lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
-    lines += ["outputs", *([f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"])]
-    lines += _states(table)
+    by = ", ".join(f"{name} {version}" for name, version in _told(artifact.manifest, "made by", dict).items())
+    tables = [part.table for part in artifact.targets[: artifact.entries]]
+    name = tables[0].name if artifact.entries == 1 else tables[0].name.rpartition(".")[0]
+    lines = [f"{name}: {_bytes(size)}{f', made by {by}' if by else ''}"]
+    for table in tables:
+        lines += [] if artifact.entries == 1 else [f"entry point {table.name.rpartition('.')[2]}"]
+        lines.append("inputs")
+        lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
+        lines.append("outputs")
+        lines += [f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"]
+        lines += _states(table)
     stored = {RegisterKind.CONSTANT: ("weights", artifact.weights), RegisterKind.STATE: ("state", artifact.state)}
     for kind, (what, data) in stored.items():
-        held = [each for each in table.registers if each.kind == kind]
+        of_kind = [each for table in tables for each in table.registers if each.kind == kind]
+        held = list({(each.name, each.data): each for each in of_kind}.values())
         if held:
             lines.append(f"{what}: {len(held)} tensors, {_bytes(data.bytes)}")
             if kind == RegisterKind.STATE:
@@ -122,13 +129,14 @@ def inspected(artifact: ArtifactFile, size: int) -> list[str]:
     lines.append("code")
     for number, part in enumerate(artifact.targets):
         lines.append(f"  {_target(artifact, number, part)}")
-    notes = _told(artifact, "notes", list)
+    entries = _told(artifact.manifest, "entries", dict)
+    notes = [note for of in (entries.values() if entries else [artifact.manifest]) for note in _told(of, "notes", list)]
     return [*lines, *(["notes", *(f"  {note}" for note in notes)] if notes else [])]
 
 
-def _told(artifact: ArtifactFile, key: str, kind: type) -> Any:
-    """An entry of the manifest, empty if it is of another kind: anybody may have written it."""
-    entry = artifact.manifest.get(key)
+def _told(manifest: Any, key: str, kind: type) -> Any:
+    """An entry of a manifest, empty if it is of another kind: anybody may have written it."""
+    entry = manifest.get(key) if isinstance(manifest, Mapping) else None
     return entry if isinstance(entry, kind) else kind()
 
 
@@ -186,13 +194,14 @@ def _shown(name: str, dtype: str | None, dims: tuple[r.Dim, ...]) -> str:
 
 
 def _target(artifact: ArtifactFile, number: int, part: TargetPart) -> str:
-    names = _told(artifact, "targets", list)
-    name = names[number] if number < len(names) else Machine(part.machine).name
+    names, target = _told(artifact.manifest, "targets", list), number // artifact.entries
+    name = names[target] if target < len(names) else Machine(part.machine).name
+    entry = "" if artifact.entries == 1 else f", {part.table.name.rpartition('.')[2]}"
     features = [each for bit, each in enumerate(FEATURES[Machine(part.machine)]) if part.features >> bit & 1]
     outside = Counter(slot.name for slot in part.code.slots if slot.name)
     needs = f", needs {' '.join(features)}" if features else ""
     calls = f", calls {', '.join(outside)}" if outside else ""
-    return f"{name}: {len(part.table.kernels)} kernels, {_bytes(len(part.code.image))}{needs}{calls}"
+    return f"{name}{entry}: {len(part.table.kernels)} kernels, {_bytes(len(part.code.image))}{needs}{calls}"
 
 
 def _bytes(count: int) -> str:

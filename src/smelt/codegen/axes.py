@@ -17,6 +17,7 @@ from smelt.ir.kernel import (
     Compute,
     Const,
     Contract,
+    Element,
     Factor,
     Gather,
     Index,
@@ -24,6 +25,7 @@ from smelt.ir.kernel import (
     Kernel,
     Load,
     Position,
+    Quantized,
     Reduce,
     Role,
     Scan,
@@ -85,7 +87,19 @@ def reindexed(instruction: Instruction, change: Callable[[Index], Index]) -> Ins
 
 def _factor_reindexed(factor: Factor, change: Callable[[Index], Index]) -> Factor:
     bounds = tuple((change(position), extent) for position, extent in factor.bounds)
-    return Factor(factor.buffer, change(factor.index), bounds)
+    return Factor(factor.buffer, change(factor.index), bounds, quantized_reindexed(factor.quantized, change))
+
+
+def quantized_reindexed(quantized: Quantized | None, change: Callable[[Index], Index]) -> Quantized | None:
+    """With every index changed."""
+    if quantized is None:
+        return None
+
+    def moved(element: Element | None) -> Element | None:
+        return None if element is None else Element(element.buffer, change(element.index))
+
+    scale = Element(quantized.scale.buffer, change(quantized.scale.index))
+    return replace(quantized, scale=scale, zero=moved(quantized.zero), low=moved(quantized.low))
 
 
 def renamed(instruction: Instruction, out: Callable[[str], str], operand: Callable[[str], str]) -> Instruction:
@@ -168,8 +182,8 @@ def indices(kernel: Kernel) -> list[Index]:
     accessed = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
     factors = [each for i in kernel.instructions() if isinstance(i, Contract) for each in i.factors]
     sums = [i for i in kernel.instructions() if isinstance(i, WeightedSum)]
-    accessed += [index for i in sums for index in (i.index, i.factor.index)]
-    return accessed + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
+    accessed += [index for i in sums for index in (i.index, *i.factor.indices)]
+    return accessed + [index for each in factors for index in each.indices]
 
 
 def walked_as_one(outer: Axis, inner: Axis, walked_by: Iterable[Index]) -> bool:

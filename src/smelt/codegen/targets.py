@@ -101,11 +101,31 @@ def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _nativ
     return _grid_launcher(_simt_host_launcher, code, unaligned, warp=SIMT_HOST_WARP)
 
 
-def grid_contraction_cycles(kernel: Kernel) -> float | str:
-    """Whether there is code. Its time is not measured, so it is used only on request."""
+def grid_contraction_cycles(kernel: Kernel, name: str) -> float | str:
+    """Whether there is code. Times that are not measured are infinite: such code is used only on request."""
+    from smelt.codegen.axes import without_unit_axes
+    from smelt.codegen.gpu.attention.few_queries import few_queries
     from smelt.codegen.gpu.products.product_tiles import why_no_tile
+    from smelt.ir.check_kernel import is_attention
 
-    return why_no_tile(kernel) or math.inf
+    if not is_attention(kernel):
+        return why_no_tile(kernel) or math.inf
+    grids = few_queries(without_unit_axes(kernel), find(name))
+    return grids if isinstance(grids, str) else math.inf
+
+
+def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
+    """The same; of few rows, about how many cycles of the GPU."""
+    from smelt.codegen.axes import without_unit_axes
+    from smelt.codegen.gpu.products.few_rows import few_rows
+    from smelt.ir.check_kernel import contraction_of
+
+    cycles, kernel = grid_contraction_cycles(kernel, name), without_unit_axes(kernel)
+    contract = contraction_of(kernel)
+    if isinstance(cycles, str) or contract is None:
+        return cycles
+    grid = few_rows(kernel, contract, find(name))
+    return cycles if isinstance(grid, str) else grid.cycles
 
 
 register(
@@ -115,7 +135,7 @@ register(
     launcher=_simt_host_launcher,
     limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
     devices=("cpu",),
-    contraction_cycles=grid_contraction_cycles,
+    contraction_cycles=functools.partial(grid_contraction_cycles, name=SIMT_HOST),
     on_request=True,
 )
 
@@ -140,7 +160,7 @@ for _architecture in ARCHITECTURES:
         launcher=_cuda_launcher,
         limits=CUDA_LIMITS,
         devices=("cuda",),
-        contraction_cycles=grid_contraction_cycles,
+        contraction_cycles=functools.partial(cuda_contraction_cycles, name=_architecture),
         on_request=True,
     )
 

@@ -10,6 +10,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from smelt.base.version import VERSION
 from smelt.codegen.ahead_of_time import KernelEntry, TargetCode, build_for, find_target
 from smelt.deploy.errors import ExportError
 from smelt.deploy.export import exported_machine
-from smelt.deploy.loaded import LoadedArtifact, load
-from smelt.deploy.manifest import manifest_of
+from smelt.deploy.loaded import LoadedArtifact, LoadedEntry, load
+from smelt.deploy.manifest import manifest_of, manifest_of_entries
 from smelt.deploy.records import kernel_places, target_part, unaligned_kernels
 from smelt.deploy.shared_data import SharedData
+from smelt.deploy.state.sharing import entry_states, with_one_state, without_origins
 from smelt.deploy.static_model import save_static
 from smelt.deploy.variant import HowToLower
 from smelt.device import Target, target_of
@@ -39,7 +41,8 @@ from smelt.ir.artifact_file.write import save as save_file
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """The state machine of a target, its code, and the entries of kernels by state, variant and name."""
+    """The state machine of an entry point for a target, its code, and where its kernels begin, by state, variant and
+    name."""
 
     machine: Machine
     code: TargetCode
@@ -54,30 +57,45 @@ class Artifact:
     - Calling it runs its code in this process, in its own session: its state changes from call to call.
     """
 
-    def __init__(self, parts: Sequence[MachineCode]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[MachineCode], entries: Sequence[str] = (), name: str | None = None) -> None:
+        """`parts`: of each target, each entry point. `entries`: their names, of a file with several."""
+        self._parts, self._entries = tuple(parts), tuple(entries)
         self.machine = self._parts[0].machine
+        self.name = name or self.machine.name
+        self.metadata: dict[str, Any] = {}
         self._loaded: LoadedArtifact | None = None
         self._session: LoadedArtifact | None = None
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the entry points, in order."""
+        return self._entries or (self.name,)
+
+    def entry(self, name: str) -> LoadedEntry:
+        """An entry point by its name, which runs its code here. Entry points share weights and state."""
+        return self._running().entry(name)
 
     @property
     def artifact_file(self) -> ArtifactFile:
         """All that a file of it holds."""
         targets: list[TargetPart] = []
         manifests: list[dict[str, Any]] = []
-        data = SharedData()
-        names = [each.code.target.name for each in self._parts]
+        data, count = SharedData(), len(self.entries)
+        names = [each.code.target.name for each in self._parts[::count]]
         made_by = {"smelt": VERSION, "torch": str(torch.__version__)}
         for each in self._parts:
             part, ends = target_part(each.machine, each.code, each.entries, data.places(each.machine))
             targets.append(part)
             manifests.append(manifest_of(each.machine, names, made_by, ends))
-        if any(manifest["returns"] != manifests[0]["returns"] for manifest in manifests):
+        if any(manifest["returns"] != manifests[place % count]["returns"] for place, manifest in enumerate(manifests)):
             raise ExportError(
                 "code for GPUs and for processors does not return at the same places",
                 hint="export a file for each: they rely on different sizes",
             )
-        return ArtifactFile(manifests[0], tuple(targets), data.weights, data.state)
+        manifest = manifests[0]
+        if self._entries:
+            manifest = manifest_of_entries(self.name, dict(zip(self._entries, manifests, strict=False)))
+        return ArtifactFile(manifest | self.metadata, tuple(targets), data.weights, data.state, count)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact to a file; what was there before is replaced, whole."""
@@ -88,6 +106,8 @@ class Artifact:
         """Write an object file and a header to be linked into a C program, `path` with .o and .h, instead of a file
         that is loaded; for `"wasm32"` also a WebAssembly module and its JavaScript, .wasm and .mjs. `target` is any
         that code is made for (`"aarch64-android"`, `"x86-64-v3-windows"`, …), whatever the artifact has code for."""
+        if self._entries:
+            raise ExportError("an object file has one entry point", hint="export the function that you need alone")
         return save_static(self.machine, path, target)
 
     def session(self) -> LoadedArtifact:
@@ -97,22 +117,25 @@ class Artifact:
                 self._loaded = load(self.save(Path(folder) / "artifact.smelt"))
         return self._loaded.session()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it on arguments like the function's own."""
+    def _running(self) -> LoadedArtifact:
         self._session = self._session or self.session()
-        return self._session(*args, **kwargs)
+        return self._session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, or its first entry point, on arguments like the function's own."""
+        return self._running()(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """What it keeps from call to call, as calls of this object have left it."""
-        self._session = self._session or self.session()
-        return self._session.state_dict()
+        return self._running().state_dict()
 
     def __str__(self) -> str:
-        return format_machine(self.machine, programs=False)
+        machines = [each.machine for each in self._parts[: len(self.entries)]]
+        return "\n".join(format_machine(machine, programs=False) for machine in machines)
 
     def __repr__(self) -> str:
         states, registers = len(self.machine.states), len(self.machine.registers)
-        return f"<Artifact {self.machine.name}: {states} states, {registers} registers>"
+        return f"<Artifact {self.name}: {states} states, {registers} registers>"
 
 
 def export(
@@ -147,20 +170,73 @@ def export(
     if isinstance(targets, str) or not targets:
         raise ExportError("targets is a sequence of names", hint='targets=("host",)')
     called = name or _name_of(fn_or_module)
-    found_targets = tuple(find_target(each) for each in targets)
-    parts: dict[str, MachineCode] = {}
+    entry = Entry(fn_or_module, tuple(args), kwargs or {}, dynamic or {})
     with events.timed("export", called):
-        # One program serves all processors, another one all GPUs.
-        for is_grids in dict.fromkeys(target.warp_size > 1 for target in found_targets):
-            family = tuple(target for target in found_targets if (target.warp_size > 1) is is_grids)
-            options = Options.from_user({"library": "none", "target": family[0].name if is_grids else ""})
-            how = HowToLower(options, family)
+        return Artifact(_parts({called: entry}, targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function and an example of its arguments, for `export_entries`: what `export` takes."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: Mapping[str, Any] = field(default_factory=dict)
+
+
+def export_entries(
+    entries: Mapping[str, Entry], *, targets: Sequence[str] | None = None, name: str = "model"
+) -> Artifact:
+    """Export several functions as entry points of one artifact, over one set of weights and one state.
+
+    What one function writes is state of all: a cache that `prefill` fills is the cache that `decode` reads. Python
+    numbers that one function changes must not be read by another; keep them in tensors.
+
+    - `entries` are the functions by name, each an `smelt.Entry` with an example of its arguments, as in `smelt.export`.
+      Names are identifiers. The first one is called if no entry point is chosen.
+    - `targets` are the targets of the code, as in `smelt.export`.
+    - `name` is the artifact's name.
+    """
+    if not entries or not all(str(entry).isidentifier() for entry in entries):
+        what = f"entries is a dict of functions by name, and names are identifiers, not {list(entries)}"
+        raise SmeltError("SM001", what)
+    if len(entries) == 1:
+        ((only, entry),) = entries.items()
+        return export(entry.function, entry.args, entry.kwargs, dynamic=entry.dynamic, targets=targets, name=only)
+    if targets is None:
+        first = next(iter(entries.values()))
+        targets = (_default_target(first.function, first.args, first.kwargs),)
+    with events.timed("export", name):
+        named = {f"{name}.{entry}": what for entry, what in entries.items()}
+        return Artifact(_parts(named, targets), tuple(entries), name)
+
+
+def _parts(entries: Mapping[str, Entry], targets: Sequence[str]) -> list[MachineCode]:
+    """The code of each target, of each entry point, by the names of their tables."""
+    found_targets = tuple(find_target(each) for each in targets)
+    parts: dict[str, list[MachineCode]] = {target.name: [] for target in found_targets}
+    # One program serves all processors, another one all GPUs.
+    for is_grids in dict.fromkeys(target.warp_size > 1 for target in found_targets):
+        family = tuple(target for target in found_targets if (target.warp_size > 1) is is_grids)
+        options = Options.from_user({"library": "none", "target": family[0].name if is_grids else ""})
+        how = HowToLower(options, family)
+        states = entry_states(tuple(entries))
+        machines = []
+        for called, entry in entries.items():
             try:
-                machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
+                machine = exported_machine(
+                    entry.function, entry.args, entry.kwargs, entry.dynamic, called, how, states[called]
+                )
             except LibraryError as missing:
                 raise LibraryError(called, missing.operators, missing.lines, exported=True) from None
-            parts |= {each.code.target.name: each for each in _built(machine, family)}
-        return Artifact([parts[target.name] for target in found_targets])
+            machines.append(machine)
+        if len(machines) > 1:
+            machines = with_one_state(machines, tuple(states.values()))
+        for machine in machines:
+            for each in _built(without_origins(machine), family):
+                parts[each.code.target.name].append(each)
+    return [each for target in found_targets for each in parts[target.name]]
 
 
 def _built(machine: Machine, targets: Sequence[Target]) -> Iterator[MachineCode]:

@@ -21,6 +21,7 @@ from smelt.capture.replay.described import Given
 from smelt.deploy.call_form import CallForm
 from smelt.deploy.errors import ExportError
 from smelt.deploy.state.registers import Registers
+from smelt.deploy.state.sharing import EntryState
 from smelt.deploy.variant import HowToLower, rely_on_code, without_constants
 from smelt.ir.artifact.check import check_machine
 from smelt.ir.artifact.machine import (
@@ -65,13 +66,14 @@ def _choices(form: CallForm) -> dict[str, tuple[Any, ...]]:
     return {leaf.name: leaf.choices for leaf in form.leaves if leaf.choices}
 
 
-def flow_machine(form: CallForm, name: str, how: HowToLower) -> Machine:
+def flow_machine(form: CallForm, name: str, how: HowToLower, shared: EntryState) -> Machine:
     """The machine of a function for all ways it can go. Raises `SmeltError` for what cannot be exported."""
     args, kwargs = form.arguments(_explored_sizes(form))
     sizes = {leaf.name: dict(leaf.sizes) for leaf in form.leaves if leaf.sizes}
     with events.timed("explore", name):
         traced = explore(form.target, args, kwargs, choices=_choices(form), sizes=sizes, name=name)
-    machine = _Lowering(traced, form, how).machine()
+    shared.explores = True
+    machine = _Lowering(traced, form, how, shared).machine()
     check_machine(machine)
     return machine
 
@@ -91,12 +93,12 @@ def _explored_sizes(form: CallForm) -> dict[str, int]:
 class _Lowering:
     """One explored machine on its way to programs."""
 
-    def __init__(self, traced: TracedMachine, form: CallForm, how: HowToLower) -> None:
+    def __init__(self, traced: TracedMachine, form: CallForm, how: HowToLower, shared: EntryState) -> None:
         self._traced, self._how = traced, how
         kinds = {argument.name: argument.kind for argument in traced.arguments}
         leaves = [replace(leaf, is_open=kinds[leaf.name] is ArgumentKind.NUMBER) for leaf in form.leaves]
         self._form = replace(form, leaves=tuple(leaves))
-        self._registers = Registers(self._form)
+        self._registers = Registers(self._form, shared=shared)
         self._numbers = {number: self._register(number) for number in range(len(traced.registers))}
 
     def _register(self, number: int) -> int:

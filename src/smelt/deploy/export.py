@@ -40,6 +40,7 @@ from smelt.deploy.errors import BreaksGraph, DecidesByState, ExportError
 from smelt.deploy.state.effects import Reliance, SortedEffects, sorted_effects
 from smelt.deploy.state.homes import Home, Homes
 from smelt.deploy.state.registers import Registers
+from smelt.deploy.state.sharing import EntryState
 from smelt.deploy.variant import HowToLower, VariantBuilder
 from smelt.ir.artifact.check import check_machine
 from smelt.ir.artifact.machine import (
@@ -67,25 +68,27 @@ def exported_machine(
     dynamic: Mapping[str, Any],
     name: str,
     how: HowToLower,
+    shared: EntryState | None = None,
 ) -> Machine:
     """The machine of a function, for an example of its arguments: of one graph, or where branches depend on tensors or
-    a Python argument may have several values, of all ways that it can go."""
+    a Python argument may have several values, of all ways that it can go. `shared`: with other entry points."""
+    shared = shared or EntryState()
     form = CallForm.of(function, args, kwargs, dynamic)
     refused: SmeltError | None = None
     if has_choices(form):
         try:
-            return _without_fixed(form, flow_machine(form, name, how))
+            return _without_fixed(form, flow_machine(form, name, how, shared))
         except SmeltError as error:
             if any(leaf.choices for leaf in form.leaves):
                 raise
             refused = error  # it may be exported for the values of the example
     try:
-        machine = _of_one_graph(form, name, how)
+        machine = _of_one_graph(form, name, how, shared)
     except BreaksGraph as broken:
         if refused is not None:
             raise refused from None
         try:
-            machine = flow_machine(form, name, how)
+            machine = flow_machine(form, name, how, shared)
         except SmeltError as error:
             if isinstance(broken, DecidesByState):
                 raise broken from None
@@ -139,11 +142,11 @@ def _without_fixed(form: CallForm, machine: Machine) -> Machine:
     return machine
 
 
-def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
+def _of_one_graph(form: CallForm, name: str, how: HowToLower, shared: EntryState) -> Machine:
     """The machine of a call that is captured as a whole: one state, with variants for all sizes and numbers."""
     homes, kept = Homes(form.target), KeptNumbers(frozenset(), frozenset())
     while True:
-        variants = _Variants(form, name, how, homes, kept)
+        variants = _Variants(form, name, how, homes, kept, shared)
         try:
             variants.build()
         except OthersAreKept as restart:  # another number is written than earlier captures were told of
@@ -171,9 +174,12 @@ class OthersAreKept(Exception):
 class _Variants:
     """The variants of one call, captured for one set of sizes and numbers after another."""
 
-    def __init__(self, form: CallForm, name: str, how: HowToLower, homes: Homes, kept: KeptNumbers) -> None:
+    def __init__(
+        self, form: CallForm, name: str, how: HowToLower, homes: Homes, kept: KeptNumbers, shared: EntryState
+    ) -> None:
         self._form, self._name, self._how, self._homes, self._kept = form, name, how, homes, kept
-        self._registers = Registers(form, homes)
+        self._registers, self._shared = Registers(form, homes, shared), shared
+        shared.homes.append(homes)
         self._notes: dict[str, None] = {}
         self._built: list[Variant] = []
         self._captured_sizes: list[dict[str, int]] = []
@@ -246,6 +252,8 @@ class _Variants:
         self._dropped |= effects.dropped
         read = frozenset().union(*(each.read for each in self._reliances))
         relied = frozenset().union(*(each.numbers for each in self._reliances))
+        self._shared.read |= read
+        self._shared.written |= {home: str(home[-1]) for home in self._written} | self._dropped
         state = self._kept.state | (read & self._written)
         symbolic = self._kept.symbolic | (relied & state)
         if (state, symbolic) != (self._kept.state, self._kept.symbolic):

@@ -2,6 +2,7 @@
 
     model = smelt.load("model.smelt")
     model(x)                            torch tensors in, tensors out; NumPy arrays in, arrays out
+    model.entry("decode")(x)            an entry point of a file with several
     model.state_dict()                  what it keeps from call to call, by name; load_state_dict takes it
     model.save("checkpoint.smelt")      a file of the model with its current state
 """
@@ -16,50 +17,38 @@ from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
-from smelt.deploy.manifest import ArgumentForm, Signature
-from smelt.deploy.runtime import Model, RegisterInfo, Session
+from smelt.deploy.manifest import ArgumentForm, Signature, entry_manifests
+from smelt.deploy.runtime import EntryInfo, Model, RegisterInfo, Session
 from smelt.ir.table.records import DTYPES
 
 
-class LoadedArtifact:
-    """A loaded artifact. It runs one call at a time, also for several threads; `session()` returns another object with
-    its own state and the same weights."""
+class LoadedEntry:
+    """An entry point of a loaded artifact, called as its function is called in Python."""
 
-    def __init__(self, model: Model, threads: int = 0) -> None:
-        self._model, self._threads = model, threads
+    def __init__(self, number: int, info: EntryInfo, manifest: Any, session: Session, lock: threading.Lock) -> None:
+        self._number, self._info, self._session, self._lock = number, info, session, lock
         try:
-            self.signature = Signature.of(model.manifest)
+            self.signature = Signature.of(manifest)
         except ValueError as error:
             raise SmeltError("SM050", str(error)) from error
         wanted = [argument for argument in self.signature.arguments if argument.is_input]
-        if len(wanted) != len(model.inputs):
+        if len(wanted) != len(info.inputs):
             raise SmeltError("SM050", "the manifest is of another file: its arguments are not the file's inputs")
-        self._session = Session(model, threads)
-        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
-        """The name of the exported function."""
-        return self._model.name
-
-    @property
-    def target(self) -> str:
-        """The target of the code that is used."""
-        return self._model.target
+        """Its name in the file."""
+        return self._info.name
 
     @property
     def inputs(self) -> tuple[RegisterInfo, ...]:
         """The inputs of the C runtime, in order: names, dtypes, and bounds of sizes."""
-        return self._model.inputs
+        return self._info.inputs
 
     @property
     def outputs(self) -> tuple[RegisterInfo, ...]:
         """The outputs of the C runtime, in order."""
-        return self._model.outputs
-
-    def session(self) -> "LoadedArtifact":
-        """The same artifact with its own state. Both can be called at the same time."""
-        return LoadedArtifact(self._model, self._threads)
+        return self._info.outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it as the function was called that was exported."""
@@ -70,14 +59,15 @@ class LoadedArtifact:
             raise SmeltError("SM052", str(error)) from None
         arrays = arrays_for(leaves)
         tensors, kept = [], []
-        for (argument, value), info in zip(pairs, self._model.inputs, strict=True):
+        for (argument, value), info in zip(pairs, self.inputs, strict=True):
             tensor, keeps = _given(arrays, argument, value, info)
             tensors.append(tensor)
             kept.append(keeps)
         with self._lock:
+            self._session.choose(self._number)
             self._session.run(tensors)
             try:
-                returned = self.signature.returned(*self._session.returned(), len(self._model.outputs))
+                returned = self.signature.returned(*self._session.returned(), len(self.outputs))
             except ValueError as error:
                 raise SmeltError("SM050", str(error)) from None
             outputs: list[Any] = []
@@ -88,6 +78,74 @@ class LoadedArtifact:
                 array = copied(arrays, output)
                 outputs.append(array.item() if kind == "number" else arrays.at_home(array))
         return returned.build(outputs)
+
+    def __repr__(self) -> str:
+        return f"<entry point {self.name}>"
+
+
+class LoadedArtifact:
+    """A loaded artifact. It runs one call at a time, also for several threads; `session()` returns another object with
+    its own state and the same weights."""
+
+    def __init__(self, model: Model, threads: int = 0) -> None:
+        self._model, self._threads = model, threads
+        self._session = Session(model, threads)
+        self._lock = threading.Lock()
+        try:
+            manifests = entry_manifests(model.manifest, [info.name for info in model.entries])
+        except ValueError as error:
+            raise SmeltError("SM050", str(error)) from error
+        self._entries = {
+            info.name: LoadedEntry(number, info, manifests[info.name], self._session, self._lock)
+            for number, info in enumerate(model.entries)
+        }
+        self._first = next(iter(self._entries.values()))
+        self.signature = self._first.signature
+
+    @property
+    def name(self) -> str:
+        """The name of the exported function, or of the file with several entry points."""
+        return self._model.name
+
+    @property
+    def target(self) -> str:
+        """The target of the code that is used."""
+        return self._model.target
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the file says of itself: signatures, targets, provenance, and what was added to it."""
+        return self._model.manifest
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the entry points, in order."""
+        return tuple(self._entries)
+
+    def entry(self, name: str) -> LoadedEntry:
+        """An entry point by its name. Entry points share weights and state."""
+        if name not in self._entries:
+            hint = f"choose from {', '.join(self.entries)}"
+            raise SmeltError("SM052", f"{self.name} has no entry point {name!r}", hint=hint)
+        return self._entries[name]
+
+    @property
+    def inputs(self) -> tuple[RegisterInfo, ...]:
+        """The inputs of the C runtime for the first entry point, in order: names, dtypes, and bounds of sizes."""
+        return self._first.inputs
+
+    @property
+    def outputs(self) -> tuple[RegisterInfo, ...]:
+        """The outputs of the C runtime for the first entry point, in order."""
+        return self._first.outputs
+
+    def session(self) -> "LoadedArtifact":
+        """The same artifact with its own state. Both can be called at the same time."""
+        return LoadedArtifact(self._model, self._threads)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, or its first entry point, as the function was called that was exported."""
+        return self._first(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Its state by name, as copies: tensors if torch is installed, otherwise NumPy arrays."""

@@ -40,6 +40,22 @@ def manifest_of(
     }
 
 
+def manifest_of_entries(name: str, manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The manifest of a file with several entry points, from theirs by name."""
+    shared = {key: next(iter(manifests.values()))[key] for key in ("targets", "made by")}
+    entries = {entry: {key: of[key] for key in of if key not in shared} for entry, of in manifests.items()}
+    return {"format": FORMAT, "name": name, "entries": entries, **shared}
+
+
+def entry_manifests(manifest: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The manifests of a file's entry points by name; of a file without a list of them, its own. `ValueError` if they
+    are of another file."""
+    entries = manifest.get("entries", {names[0]: manifest})
+    if not isinstance(entries, dict) or list(entries) != list(names):
+        raise ValueError("the manifest is of another file: its entry points are not the file's")
+    return entries
+
+
 def _returned(end: Any) -> dict[str, Any]:
     leaves: list[Any] = []
     for value in end.values:

@@ -145,9 +145,9 @@ class _Table:
         machine = self._machine
         for number, argument in enumerate(machine.arguments):
             self._add_argument(number, argument)
-        for number in range(len(machine.registers)):
-            if number not in self._numbers:
-                self._add_register(number)
+        remaining = [number for number in range(len(machine.registers)) if number not in self._numbers]
+        for number in sorted(remaining, key=self._place_of_state):
+            self._add_register(number)
         self._states = [r.State(state.name, ()) for state in machine.states]
         for number, state in enumerate(machine.states):
             variants = [self._variant(number, place, each) for place, each in enumerate(state.variants)]
@@ -170,6 +170,13 @@ class _Table:
             self._values[number] = len(self._registers)
             dtype = _NUMBER_DTYPES[kind]
             self._registers.append(r.Register(argument.name, RegisterKind.INPUT, dtype, choices=choices))
+
+    def _place_of_state(self, number: int) -> tuple[int, int, str]:
+        """State comes last, in one order for all entry points of a file."""
+        register = self._machine.registers[number]
+        if register.kind is not RegisterKind.STATE or register.storage is None:
+            return -1, 0, ""
+        return register.storage, register.offset, register.name
 
     def _add_register(self, number: int) -> None:
         register = self._machine.registers[number]

@@ -91,6 +91,15 @@ class RegisterInfo:
     choices: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """An entry point."""
+
+    name: str
+    inputs: tuple[RegisterInfo, ...]
+    outputs: tuple[RegisterInfo, ...]
+
+
 @cache
 def library() -> Any:
     """The C runtime, loaded when it is first asked for."""
@@ -115,9 +124,16 @@ def library() -> Any:
         "smelt_session_save": (ctypes.c_int, [pointer, ctypes.c_char_p, error]),
         "smelt_session_load": (ctypes.c_int, [pointer, ctypes.c_char_p, error]),
     }
-    for kind in ("input", "output", "state"):
-        signatures[f"smelt_model_{kind}_count"] = (size, [pointer])
-        signatures[f"smelt_model_{kind}"] = (ctypes.POINTER(_Info), [pointer, size])
+    signatures |= {
+        "smelt_model_entry_count": (size, [pointer]),
+        "smelt_model_entry": (ctypes.c_char_p, [pointer, size]),
+        "smelt_model_state_count": (size, [pointer]),
+        "smelt_model_state": (ctypes.POINTER(_Info), [pointer, size]),
+        "smelt_session_choose": (ctypes.c_int, [pointer, size, error]),
+    }
+    for kind in ("input", "output"):
+        signatures[f"smelt_entry_{kind}_count"] = (size, [pointer, size])
+        signatures[f"smelt_entry_{kind}"] = (ctypes.POINTER(_Info), [pointer, size, size])
     for name, (returned, taken) in signatures.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = returned, taken
@@ -139,9 +155,13 @@ class Model:
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", os.fsencode(path), None, ctypes.byref(self._address))
-        self.inputs = self._infos("input")
-        self.outputs = self._infos("output")
-        self.state = self._infos("state")
+        count = library().smelt_model_entry_count(self._address)
+        self.entries = tuple(map(self._entry, range(count)))
+        self.state = self._infos("model_state")
+
+    def _entry(self, number: int) -> EntryInfo:
+        name = library().smelt_model_entry(self._address, number).decode()
+        return EntryInfo(name, self._infos("entry_input", number), self._infos("entry_output", number))
 
     @property
     def address(self) -> ctypes.c_void_p:
@@ -169,10 +189,10 @@ class Model:
             raise SmeltError("SM050", "the manifest is no object")
         return manifest
 
-    def _infos(self, kind: str) -> tuple[RegisterInfo, ...]:
-        count = getattr(library(), f"smelt_model_{kind}_count")(self._address)
-        info_of = getattr(library(), f"smelt_model_{kind}")
-        return tuple(_info(info_of(self._address, place)[0]) for place in range(count))
+    def _infos(self, kind: str, *entry: int) -> tuple[RegisterInfo, ...]:
+        count = getattr(library(), f"smelt_{kind}_count")(self._address, *entry)
+        info_of = getattr(library(), f"smelt_{kind}")
+        return tuple(_info(info_of(self._address, *entry, place)[0]) for place in range(count))
 
     def __del__(self) -> None:
         if self._address:
@@ -199,6 +219,10 @@ class Session:
         self._free = library().smelt_session_free
         options = _SessionOptions(ctypes.sizeof(_SessionOptions), threads, 0, None, None)
         _checked("smelt_session_new", model.address, ctypes.byref(options), ctypes.byref(self._address))
+
+    def choose(self, entry: int) -> None:
+        """The entry point that calls are of from now on, by its number."""
+        _checked("smelt_session_choose", self._address, entry)
 
     def run(self, inputs: Sequence[TensorAt]) -> None:
         """One call; what the inputs' addresses lead to must stay meanwhile."""

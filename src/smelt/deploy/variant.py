@@ -301,6 +301,8 @@ class VariantBuilder:
     def _refuse_relied_data(self) -> None:
         """What the elements of a tensor decided holds for good only if nothing writes it."""
         for origin in self._call.relied_data:
+            if isinstance(origin, Given):
+                self._registers.rely_on(origin.real, origin.text)
             if isinstance(origin, Given) and not self._registers.changes(self._registers.tensor(origin)):
                 continue
             text = origin.text if isinstance(origin, Given) else "a tensor that its first call makes"

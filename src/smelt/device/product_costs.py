@@ -43,6 +43,8 @@ class ProductCosts:
     byte_read: float
     byte_written: float
     lateness: float
+    least_saved: float = 5_000  # by a kernel of our own: the fit is off by some percent
+    byte_after: float = 0.5  # of a result that is written and read again, which a kernel saves for what follows
 
     def cycles(self, sizes: MatrixSizes, itemsize: int) -> float:
         read = sizes.depth * (sizes.rows + sizes.cols) * itemsize
@@ -71,6 +73,35 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
     ("aarch64 without SVE", torch.float64): {"few rows along": ProductCosts(0, 0.323, 0.333, 0.93, lateness=1.25)},
 }
 _AS_FAST = {("aarch64 without SVE", torch.float32)}
+
+
+# Of GPUs: by the target, then the bytes of a weight and whether weights lie along the sum, the most rows that kernels
+# multiply faster, and what the library takes, in cycles of the GPU. Weights of one byte are converted for it first.
+_ON_GPUS: dict[str, dict[tuple[int, bool], tuple[int, ProductCosts]]] = {
+    # An H200 at 1.755 GHz, `python -m benchmarks.gpu_products`.
+    "sm_90": {
+        (1, True): (4, ProductCosts(12_300, 0.0, 5 / 2_500, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (2, True): (8, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (2, False): (1, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (4, True): (8, ProductCosts(8_800, 0.0, 1 / 2_360, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+    },
+}
+
+
+def is_measured(target: str) -> bool:
+    """Whether anything is known of a GPU's library."""
+    return target in _ON_GPUS
+
+
+def gpu_library_costs(target: str, sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> ProductCosts | str:
+    """`library_costs`, on a GPU."""
+    known = _ON_GPUS.get(target)
+    if known is None:
+        return f"multiplies {sizes}, for which nothing was measured on such a GPU"
+    most, costs = known.get((dtype.itemsize, along), (0, None))
+    if costs is None or sizes.batch != 1 or min(sizes.rows, sizes.cols) > most:
+        return f"multiplies {sizes}, which kernels do not do faster than the library"
+    return costs
 
 
 def library_costs(sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> ProductCosts | str:

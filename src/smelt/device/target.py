@@ -43,6 +43,7 @@ class Target:
     approximates: bool = False  # one instruction each for 2^x and 1 / x of a float32, two units off at most
     drawing_blocks: int = 0  # blocks of 256 threads that a GPU of this kind runs at the same time; 0: not known
     cluster_blocks: int = 1  # blocks of a GPU that run at the same time and read each other's shared memory, at most
+    multiplies_matrices: bool = False  # a warp of 32 multiplies matrices of float16 or bfloat16
     has_half: bool = True  # one instruction converts float16 to float32, or back
     pointer_bytes: int = 8  # of an address in memory
     abi: str = ""  # how functions are called, in LLVM's words; empty where the triple says it

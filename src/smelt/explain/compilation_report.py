@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any, TypeVar
 
 from smelt.autograd.partition.partition import ForwardBackward
-from smelt.base.events import Event, Timing
+from smelt.base.events import Event, FellBack, Timing
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
 from smelt.explain.advice import Advice, advice, is_installed
@@ -39,6 +39,7 @@ class GraphReport:
     halves: ForwardBackward | None = None  # the pure graphs, of a graph that is trained through
     programs: list[Program] = field(default_factory=list)
     guards: GuardWords | None = None
+    why_eager: str = ""  # if it falls back to eager
 
     @property
     def lines(self) -> dict[str, list[int]]:
@@ -95,12 +96,13 @@ class GraphReport:
             others = len(self.lines) - 1
             more = f", and {_many(others, 'other file')}" if others else ""
             lines.append(f"    {_short(file)}, {_ranges(covered, _MANY)}{more}")
-        return lines
+        return lines + self._eager_lines()
 
     def text(self, number: int) -> list[str]:
         """Its lines of the full explanation."""
         lines = [f"  Graph {number}: {self.record.function}, {_many(len(self.ops), 'op')}"]
         lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
+        lines += self._eager_lines()
         lines.append(f"    {_many(len(self.kernels), 'kernel')}, {_many(len(self.library_calls), 'library call')}")
         for program in self.programs:
             for kernel in program.kernels:
@@ -110,6 +112,9 @@ class GraphReport:
             lines.append(f"    saves {self.saved_bytes} bytes for the backward besides its inputs")
             lines += [f"      {saved.name}: {saved.spec.nbytes} bytes, {saved.why}" for saved in self._largest()]
         return lines
+
+    def _eager_lines(self) -> list[str]:
+        return [f"    falls back to eager: {self.why_eager}"] if self.why_eager else []
 
     def guards_text(self, number: int) -> list[str]:
         """Its guards as sentences."""
@@ -142,6 +147,7 @@ class GraphReport:
                 for each in self.saved
             ],
             "guards": [] if self.guards is None else self.guards.lines(),
+            "why_eager": self.why_eager,
         }
 
 
@@ -345,6 +351,8 @@ def _stories(events: Sequence[Event]) -> list[GraphReport]:
             graph_reports.append(GraphReport(event.subject))
         elif not graph_reports:
             continue
+        elif isinstance(event.subject, FellBack):
+            graph_reports[-1].why_eager = event.subject
         elif isinstance(event.subject, ForwardBackward):
             graph_reports[-1].halves = event.subject
         elif isinstance(event.subject, Program):

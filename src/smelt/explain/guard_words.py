@@ -50,6 +50,9 @@ def in_words(roots: Sequence[Any], translated: Callable[[str], str] = str) -> Gu
         if check[0] == "calls":
             settings += _setting(text, check)
             continue
+        if check[0] == "replaced":
+            settings += [f"{name} must stay replaced" for name in sorted(check[1])]
+            continue
         sentence = _sentence(translated(_CHILD.sub(_as_written, text)), check)
         if sentence is None:
             machinery += 1

@@ -238,8 +238,10 @@ def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
     for instruction in kernel.instructions():
         if isinstance(instruction, Gather) and instruction.buffer == source.name:
             return False
-        if isinstance(instruction, Contract) and source.name in {each.buffer for each in instruction.factors}:
-            return False
+        if isinstance(instruction, Contract):
+            if source.name in {each.buffer for factor in instruction.factors for each in factor.elements}:
+                return False
+            continue
         if isinstance(instruction, WeightedSum):  # it is written when other rows may still be read
             return False
         if isinstance(instruction, Load) and instruction.buffer in (source.name, target.name):

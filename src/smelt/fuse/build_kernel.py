@@ -20,6 +20,7 @@ from smelt.ir.kernel import (
     Compute,
     Const,
     Contract,
+    Element,
     Factor,
     Gather,
     Index,
@@ -27,6 +28,7 @@ from smelt.ir.kernel import (
     Kernel,
     Load,
     Position,
+    Quantized,
     Reduce,
     Role,
     Scan,
@@ -192,7 +194,15 @@ class _Assembler:
 
     def _factor(self, factor: FactorPlace, axes: tuple[Axis, ...]) -> Factor:
         bounds = tuple((self.axes.within(place, along, axes), extent) for place, along, extent in factor.bounds)
-        return Factor(self._input(factor.source), self.axes.within(factor.place, factor.along, axes), bounds)
+        at, quantized = self._element(factor, axes), factor.quantized
+        if quantized is None:
+            return Factor(at.buffer, at.index, bounds)
+        scale, zero, low = (None if each is None else self._element(each, axes) for each in quantized.all)
+        assert scale is not None
+        return Factor(at.buffer, at.index, bounds, Quantized(quantized.kind, scale, zero, low, quantized.offset))
+
+    def _element(self, factor: FactorPlace, axes: tuple[Axis, ...]) -> Element:
+        return Element(self._input(factor.source), self.axes.within(factor.place, factor.along, axes))
 
     def _staged(self, line: Line) -> Instruction:
         """Store a value for a later pass, or load it there."""

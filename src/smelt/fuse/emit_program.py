@@ -298,4 +298,4 @@ def _is_only_loaded(kernel: Kernel, buffer: Buffer) -> bool:
 def _buffers_read(instruction: Gather | Contract) -> set[str]:
     if isinstance(instruction, Gather):
         return {instruction.buffer}
-    return {instruction.left.buffer, instruction.right.buffer}
+    return {element.buffer for factor in instruction.factors for element in factor.elements}

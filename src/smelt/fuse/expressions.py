@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.fuse.lowering.values import FusionValue
-from smelt.ir.kernel import Reduction, Running
+from smelt.ir.kernel import IntegerKind, Reduction, Running
 from smelt.ops.promote import widened
 from smelt.ops.record import CHEAP, LIBRARY_COST, ROOT, TRANSCENDENTAL, Number, Scalar
 from smelt.symbolic.shapes import Shape, Size
@@ -144,10 +144,40 @@ class FactorPlace:
     place: Place
     along: Shape
     bounds: tuple[tuple[Place, Shape, Size], ...] = ()
+    quantized: "QuantizedPlace | None" = None
 
     @property
     def places(self) -> tuple[Place, ...]:
-        return (self.place, *(place for place, _, _ in self.bounds))
+        scales = self.quantized.elements if self.quantized else ()
+        return (self.place, *(place for place, _, _ in self.bounds), *(each.place for each in scales))
+
+    @property
+    def key(self) -> object:
+        """What tells it from others."""
+        own = (self.source.id, self.place, self.along, self.bounds)
+        if self.quantized is None:
+            return own
+        names = [None if each is None else each.key for each in self.quantized.all]
+        return (*own, self.quantized.kind, self.quantized.offset, *names)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedPlace:
+    """As `ir.kernel.Quantized`."""
+
+    kind: IntegerKind
+    scale: FactorPlace
+    zero: FactorPlace | None
+    low: FactorPlace | None
+    offset: int
+
+    @property
+    def all(self) -> tuple[FactorPlace | None, ...]:
+        return self.scale, self.zero, self.low
+
+    @property
+    def elements(self) -> tuple[FactorPlace, ...]:
+        return tuple(each for each in self.all if each is not None)
 
 
 @dataclass(slots=True)
@@ -294,7 +324,7 @@ class Expressions:
     def contract(self, axes: Shape, left: FactorPlace, right: FactorPlace, dtype: torch.dtype) -> Expr:
         """The sum over its own axes of products of factors in memory."""
         return self._intern(
-            ("contract", axes, *((each.source.id, each.place, each.along, each.bounds) for each in (left, right))),
+            ("contract", axes, left.key, right.key),
             op="contract",
             args=(),
             dtype=dtype,

@@ -19,6 +19,7 @@ from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
 from smelt.fuse.lowering.attention import is_attention_call
+from smelt.fuse.lowering.dequantize import with_integers
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
@@ -508,11 +509,16 @@ class _Lowerer:
             along = call.rule.runs_along  # as the library would be given the factors
             factors = [self.refs[call.left].value, self.refs[call.right].value]
             call, sources = through_copies(call, factors, partial(self._is_for_library, spec))
-            sums = _sums_of(call, spec)
             followed = not call.is_bare or _is_followed(node)
-            decision = self.products.decide(
-                node, call, [source.spec for source in sources], sums, along=along, followed=followed
-            )
+            # Integers are read where a kernel can do that, or else the weights computed from them.
+            ways = [way for way in (with_integers(call, sources), (call, sources)) if way is not None]
+            for call, sources in ways:
+                sums = _sums_of(call, spec)
+                decision = self.products.decide(
+                    node, call, [source.spec for source in sources], sums, along=along, followed=followed
+                )
+                if decision.own:
+                    break
             if not decision.own:
                 return decision.why
             plans[number] = (call, sources, sums, decision.why)

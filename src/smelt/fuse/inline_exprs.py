@@ -13,9 +13,28 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import Limits
-from smelt.fuse.expressions import Expr, Expressions, FactorPlace, NeedsCut, Place, Space, Unbuildable, combine
+from smelt.fuse.expressions import (
+    Expr,
+    Expressions,
+    FactorPlace,
+    NeedsCut,
+    Place,
+    QuantizedPlace,
+    Space,
+    Unbuildable,
+    combine,
+)
 from smelt.fuse.groups import Group, GroupLevel, Groups
-from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.rules import (
+    ContractRule,
+    FactorRead,
+    PointRule,
+    QuantizedRead,
+    ReductionRule,
+    ScanRule,
+    ScatterRule,
+    Slot,
+)
 from smelt.fuse.lowering.values import FusionRead, FusionValue
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
@@ -169,18 +188,26 @@ class _Puller:
         if place != self.space.point:
             raise Unbuildable(f"{value.name} is read at other points than its own")
         indices, axes = self.split(place, *value.loop), len(self.space.sizes)
-        left, right = (
-            FactorPlace(
-                reading.value,
+        values = dict(zip(map(id, rule.reads), (reading.value for reading in value.readings), strict=True))
+
+        def placed(factor: FactorRead) -> FactorPlace:
+            quantized = factor.quantized
+            return FactorPlace(
+                values[id(factor)],
                 combine(indices, factor.stride, factor.offset, axes),
                 factor.along,
                 tuple(
                     (combine(indices, bound.stride, bound.offset, axes), bound.along, bound.extent)
                     for bound in factor.bounds
                 ),
+                None if quantized is None else of_integers(quantized),
             )
-            for reading, factor in zip(value.readings, rule.factors, strict=True)
-        )
+
+        def of_integers(quantized: QuantizedRead) -> QuantizedPlace:
+            zero, low = (None if each is None else placed(each) for each in (quantized.zero, quantized.low))
+            return QuantizedPlace(quantized.kind, placed(quantized.scale), zero, low, quantized.offset)
+
+        left, right = map(placed, rule.factors)
         return self.exprs.contract(rule.axes, left, right, value.spec.dtype)
 
     def _total(self, value: FusionValue) -> Effect:

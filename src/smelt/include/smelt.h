@@ -207,6 +207,23 @@ SMELT_API ptrdiff_t smelt_model_find_output(const smelt_model *model, const char
 SMELT_API ptrdiff_t smelt_model_find_state(const smelt_model *model, const char *name);
 SMELT_API int64_t smelt_model_choice(const smelt_model *model, size_t input, const char *text);
 
+/* ENTRY POINTS: a file may hold several functions over one set of weights and one state, such as `prefill` and `decode`
+   of a language model, which write one cache. smelt_model_input and smelt_model_output describe the first, and a session
+   runs the first until smelt_session_choose. Of a file with one function, that has the model's name. */
+SMELT_API size_t smelt_model_entry_count(const smelt_model *model);
+
+/* Its name; NULL where there is none of that number. And the number of the one with a name; -1: there is none. */
+SMELT_API const char *smelt_model_entry(const smelt_model *model, size_t entry);
+SMELT_API ptrdiff_t smelt_model_find_entry(const smelt_model *model, const char *name);
+
+/* As the functions above, of an entry point. */
+SMELT_API size_t smelt_entry_input_count(const smelt_model *model, size_t entry);
+SMELT_API size_t smelt_entry_output_count(const smelt_model *model, size_t entry);
+SMELT_API const smelt_info *smelt_entry_input(const smelt_model *model, size_t entry, size_t number);
+SMELT_API const smelt_info *smelt_entry_output(const smelt_model *model, size_t entry, size_t number);
+SMELT_API ptrdiff_t smelt_entry_find_input(const smelt_model *model, size_t entry, const char *name);
+SMELT_API ptrdiff_t smelt_entry_find_output(const smelt_model *model, size_t entry, const char *name);
+
 /* --- sessions -------------------------------------------------------------------------------------------- */
 
 typedef struct smelt_session smelt_session;
@@ -231,6 +248,10 @@ SMELT_API smelt_status smelt_session_new(smelt_model *model, const smelt_session
 SMELT_API void smelt_session_free(smelt_session *session);
 
 SMELT_API smelt_model *smelt_session_model(const smelt_session *session);
+
+/* The entry point that smelt_run runs from now on, and that smelt_output, smelt_bind_output and smelt_returned are about.
+   It costs nothing. State is that of all entry points; outputs stay until the next call of the one that returned them. */
+SMELT_API smelt_status smelt_session_choose(smelt_session *session, size_t entry, smelt_error *error);
 
 /* One call of the model: all inputs in their order. A session runs one call at a time; a second one meanwhile is
    refused. A call that fails leaves the state unchanged. */

@@ -163,6 +163,16 @@ public:
     std::vector<smelt_info> outputs() const { return infos(smelt_model_output_count(get()), smelt_model_output); }
     std::vector<smelt_info> states() const { return infos(smelt_model_state_count(get()), smelt_model_state); }
 
+    // The names of the entry points; of a file with one function, its name.
+    std::vector<std::string> entries() const
+    {
+        std::vector<std::string> names;
+        for (std::size_t i = 0; i < smelt_model_entry_count(get()); i++) {
+            names.emplace_back(smelt_model_entry(get(), i));
+        }
+        return names;
+    }
+
     std::int64_t choice(std::size_t input, const std::string &text) const
     {
         const std::int64_t found = smelt_model_choice(get(), input, text.c_str());
@@ -200,6 +210,16 @@ public:
         smelt_session *made = nullptr;
         detail::check([&](smelt_error *error) { return smelt_session_new(model.get(), &options, &made, error); });
         session_.reset(made);
+    }
+
+    // The entry point that `run` runs from now on, and that `output` is of.
+    void choose(const std::string &entry)
+    {
+        const std::ptrdiff_t number = smelt_model_find_entry(smelt_session_model(get()), entry.c_str());
+        if (number < 0) {
+            throw Error(SMELT_ERROR_ARGUMENT, "there is no entry point " + entry);
+        }
+        detail::check([&](smelt_error *error) { return smelt_session_choose(get(), static_cast<std::size_t>(number), error); });
     }
 
     void run(const std::vector<Input> &inputs)

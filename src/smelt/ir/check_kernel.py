@@ -182,8 +182,9 @@ def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
         if isinstance(instruction, Access | WeightedSum) and instruction.buffer not in names:
             yield instruction, f"there is no buffer {instruction.buffer}"
     for contraction, factor in _factors(kernel):
-        if factor.buffer not in names:
-            yield contraction, f"there is no buffer {factor.buffer}"
+        for element in factor.elements:
+            if element.buffer not in names:
+                yield contraction, f"there is no buffer {element.buffer}"
 
 
 # Values.
@@ -291,10 +292,10 @@ def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
             yield from _index_faults(instruction, instruction.index, axes)
         elif isinstance(instruction, Contract):
             for factor in instruction.factors:
-                for index in (factor.index, *(position for position, _ in factor.bounds)):
+                for index in factor.indices:
                     yield from _index_faults(instruction, index, axes + instruction.axes)
         elif isinstance(instruction, WeightedSum):
-            for index in (instruction.index, instruction.factor.index):
+            for index in (instruction.index, *instruction.factor.indices):
                 yield from _index_faults(instruction, index, axes + instruction.axes)
 
 
@@ -372,8 +373,15 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
     written = [(each, Factor(each.buffer, each.index)) for each in sums]
     for contraction, factor in (*_factors(kernel), *written):
         reads = factor_range(factor, axes + contraction.axes)
-        if reads is not None and not 0 <= reads[0] <= reads[1] < sizes.get(factor.buffer, reads[1] + 1):
-            yield contraction, f"positions {reads[0]} to {reads[1]} of a buffer of {sizes[factor.buffer]}"
+        if reads is None:
+            continue
+        packed = 2 if factor.quantized is not None and factor.quantized.is_packed else 1
+        ranges = [(factor.buffer, packed, reads)]
+        ranges += [(each.buffer, 1, index_range(each.index, axes + contraction.axes)) for each in factor.elements[1:]]
+        for buffer, count, (low, high) in ranges:
+            size = sizes.get(buffer, high + 1) * count
+            if not 0 <= low <= high < size:
+                yield contraction, f"positions {low} to {high} of a buffer of {size}"
 
 
 def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
@@ -558,6 +566,7 @@ def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
     buffers = {buffer.name: buffer for buffer in kernel.buffers}
     for each, factor in _factors(kernel):
         fault = _factor_fault(buffers[factor.buffer], each.dtype) if factor.buffer in buffers else None
+        fault = fault or _quantized_fault(factor, buffers)
         if fault:
             yield each, fault
 
@@ -569,6 +578,27 @@ def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
         return None
     if not buffer.dtype.is_floating_point or (buffer.dtype is torch.float64) != (dtype is torch.float64):
         return f"{buffer.name} is {short_name(buffer.dtype)}: it is not summed in {short_name(dtype)}"
+    return None
+
+
+_INTEGERS = {"i8": (torch.int8,), "u8": (torch.uint8,), "i4": SMALL_INTEGERS, "u4": SMALL_INTEGERS}  # dtypes of buffers
+
+
+def _quantized_fault(factor: Factor, buffers: dict[str, Buffer]) -> str | None:
+    """Scales are floats, and what is read is not written here."""
+    quantized = factor.quantized
+    if quantized is None or any(each.buffer not in buffers for each in factor.elements):
+        return None
+    if buffers[factor.buffer].dtype not in _INTEGERS[quantized.kind]:
+        return f"{factor.buffer} is {short_name(buffers[factor.buffer].dtype)}, and has no {quantized.kind}"
+    if factor.bounds:
+        return "a quantized factor has no bounds"
+    for each in quantized.elements:
+        buffer = buffers[each.buffer]
+        if buffer.role is not Role.INPUT:
+            return f"{buffer.name} is written here: points that were not summed yet would see it"
+        if not buffer.dtype.is_floating_point and (each is not quantized.zero or buffer.dtype is torch.bool):
+            return f"{buffer.name} is {short_name(buffer.dtype)}: numbers are scaled by floats"
     return None
 
 

@@ -42,6 +42,10 @@ value of a loop stage as others are, and what follows it is its epilogue:
         v2 = add p, v1 : f32
         store y[3072*i + j] = v2
 
+A factor may be quantized: integers, of which two may share a byte, with a scale for each group along the sum.
+
+      p = contract (g:12, k:64) x[768*i + 64*g + k], (u4 w[768*j + 64*g + k] - 8) * s[12*j + g] : f32
+
 `WeightedSum` multiplies values of a loop with a buffer and sums over the rows or the cols. Between contractions and
 weighted sums, with a `Softmax` among them, rows and cols are the scores of an attention, which is never in memory:
 
@@ -73,6 +77,7 @@ SIZES = "sizes"  # the last buffer of a kernel whose sizes vary: a table of them
 HOST = "cpu"  # the target that kernels are for unless they say otherwise
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
+IntegerKind = Literal["i8", "u8", "i4", "u4"]  # signed or not, of 8 or 4 bits
 Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too
 
 
@@ -249,16 +254,61 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True)
+class Element:
+    """`buffer[index]`."""
+
+    buffer: str
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """How the integers of a factor become numbers: `(integer - offset - zero) · scale + low`, in the dtype of the sum.
+
+    `kind`: the integers. An "i8" or "u8" is an element of the buffer. Two "i4" or "u4" share a byte; the index of the
+    factor counts them, the lower half of each byte first. `offset` is the same for all of them; `scale`, `zero` and
+    `low` are read over the same axes as the factor.
+    """
+
+    kind: IntegerKind
+    scale: Element
+    zero: Element | None = None
+    low: Element | None = None
+    offset: int = 0
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """Everything that is read beside the integers."""
+        return tuple(each for each in (self.scale, self.zero, self.low) if each is not None)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether two integers share a byte."""
+        return self.kind in ("i4", "u4")
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """`buffer[index]`, one of the two things a contraction multiplies; zero where a position is out of its bounds.
 
     `index` is over rows, cols and the contraction's own axes. Each of `bounds` is (position, extent): where a position
-    is not one of 0 … extent - 1 nothing is read and the factor is zero (padding).
+    is not one of 0 … extent - 1 nothing is read and the factor is zero (padding). `quantized`: the buffer has integers.
     """
 
     buffer: str
     index: Index
     bounds: tuple[tuple[Index, Size], ...] = ()
+    quantized: Quantized | None = None
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """Everything that is read: the factor, then the scale and the rest of a quantized one."""
+        return (Element(self.buffer, self.index), *(self.quantized.elements if self.quantized else ()))
+
+    @property
+    def indices(self) -> tuple[Index, ...]:
+        """Those of its elements and of its bounds."""
+        return (*(each.index for each in self.elements), *(position for position, _ in self.bounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,9 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
 
 
 def _sizes_in_factor(factor: Factor) -> Iterator[Any]:
-    yield from _sizes_in_index(factor.index)
-    for position, extent in factor.bounds:
-        yield from _sizes_in_index(position)
+    for index in factor.indices:
+        yield from _sizes_in_index(index)
+    for _, extent in factor.bounds:
         yield extent
 
 

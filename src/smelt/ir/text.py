@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Compute,
     Const,
     Contract,
+    Element,
     Factor,
     Gather,
     Index,
@@ -131,7 +132,21 @@ def format_instruction(instruction: Instruction) -> str:
 
 def _format_factor(factor: Factor) -> str:
     bounds = " and ".join(f"{format_index(position)} below {extent}" for position, extent in factor.bounds)
-    return f"{factor.buffer}[{format_index(factor.index)}]{' where ' if bounds else ''}{bounds}"
+    bounds = f" where {bounds}" if bounds else ""
+    read, quantized = f"{factor.buffer}[{format_index(factor.index)}]", factor.quantized
+    if quantized is None:
+        return read + bounds
+    read = f"{quantized.kind} {read}"
+    if quantized.offset:
+        read += f" {'-' if quantized.offset > 0 else '+'} {abs(quantized.offset)}"
+    if quantized.zero is not None:
+        read += f" - {_format_element(quantized.zero)}"
+    low = f" + {_format_element(quantized.low)}" if quantized.low is not None else ""
+    return f"({read}) * {_format_element(quantized.scale)}{low}{bounds}"
+
+
+def _format_element(element: Element) -> str:
+    return f"{element.buffer}[{format_index(element.index)}]"
 
 
 def _format_reach(reach: tuple[str, Size, Size]) -> str:

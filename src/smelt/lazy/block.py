@@ -27,6 +27,7 @@ from smelt.lazy import lines
 from smelt.lazy.memory import Memory, view_of
 from smelt.lazy.trials import Trial
 from smelt.meta.devices import tensors_in
+from smelt.meta.replaced_operators import replaced_operators
 
 if TYPE_CHECKING:
     from smelt.lazy.owner import LazyOwner
@@ -113,6 +114,8 @@ class LazyBlock:
     def __enter__(self) -> None:
         if any(isinstance(mode, _Calls) for mode in _active()) or self._owner.open_block() is not None:
             return
+        if replaced_operators():
+            return  # graphs would call PyTorch's own operators
         self._entries, self._rounds = self._owner.trials_at(lines.here())
         if (self._entries.pays is False or self._rounds.pays is False) and not self._owner.runs.waits:
             return  # as if there were no block

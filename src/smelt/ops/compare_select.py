@@ -165,6 +165,29 @@ for _name in ("and", "or", "xor"):
     )
     declare(getattr(aten, f"logical_{_name}").default, emit=_logical)
 declare(aten.bitwise_not.default, emit=function("not"))
+
+
+def _why_not_shift(node: fx.Node) -> str | None:
+    """Shifts of floats multiply by powers of two, and PyTorch refuses those of bool."""
+    dtype = tensor_spec(node).dtype
+    if dtype.is_floating_point or dtype is torch.bool:
+        return "shifts what is no integer"
+    return None if isinstance(node.args[1], fx.Node) else _fit(node, [node.args[1]])
+
+
+for _name, _op in (("left", "shl"), ("right", "shr")):
+
+    def _shifted(e: Emitter, a: Operand, b: Operand, _op: str = _op) -> Scalar:
+        return e.op(_op, value(e, a, e.result), value(e, b, e.result))
+
+    declare(
+        getattr(aten, f"bitwise_{_name}_shift").Tensor,
+        getattr(aten, f"bitwise_{_name}_shift").Tensor_Scalar,
+        getattr(aten, f"__{_name[0]}shift__").Tensor,
+        getattr(aten, f"__{_name[0]}shift__").Scalar,
+        emit=_shifted,
+        why_not=_why_not_shift,
+    )
 declare(aten.logical_not.default, emit=lambda e, x: e.op("not", truth(e, x)))
 
 

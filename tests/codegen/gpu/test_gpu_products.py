@@ -80,7 +80,7 @@ def test_every_shape_of_a_tile(shape: TileShape, monkeypatch: pytest.MonkeyPatch
 
 
 def test_many_terms_of_few_points_are_shared() -> None:
-    kernel = linear(4, 20, 5001)
+    kernel = linear(20, 20, 5001)
     made = plan(kernel, describe_host_warps("test", 8))
     assert len(made.phases) == 2 and made.phases[0].blocks > 8
     OnHost(kernel).check(atol=1e-3)

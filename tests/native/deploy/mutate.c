@@ -338,16 +338,16 @@ static void
 look_at_registers(const smelt_session *session)
 {
     const File *file = &session->model->file;
-    const Table *table = &session->model->table;
+    const Table *table = &session->chosen->entry->table;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
         const int64_t kind = table->registers[i].kind;
         if (kind != CONSTANT_REGISTER && kind != STATE_REGISTER) {
             continue;
         }
-        const char *begin = kind == STATE_REGISTER ? session->run.state_data : file_bytes(file, file->weights);
+        const char *begin = kind == STATE_REGISTER ? session->state : file_bytes(file, file->weights);
         const int64_t bytes = kind == STATE_REGISTER ? file->state->bytes : file->weights->bytes;
         int64_t held;
-        char *data = run_data(&session->run, i, &held);
+        char *data = run_data(&session->chosen->run, i, &held);
         if (data < begin || held < 0 || data - begin > bytes - held) {
             die("has data outside of its section");
         }

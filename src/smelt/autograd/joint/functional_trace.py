@@ -35,6 +35,7 @@ from smelt.ir.nodes.distributed import DistributedCall
 from smelt.ir.tensorspec import NodeSpec, NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
 from smelt.meta.fake_tensor import FakeTensor, FakeTensorError, Recorder
+from smelt.meta.replaced_operators import replaced_operators, why_none_compile, why_replaced
 from smelt.symbolic.expressions import COMPUTED
 from smelt.symbolic.shapes import is_dense, span
 from smelt.symbolic.symnode import Formula, apply, is_symbolic, surely_equal
@@ -69,6 +70,10 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__({**ours, **(decompositions or {})})
         kinds = (torch._ops.OpOverload, str)
         self.functions = {f: new for f, new in (decompositions or {}).items() if not isinstance(f, kinds)}
+        self._replaced = replaced_operators()
+        if self._replaced:
+            _refuse(why_none_compile(self._replaced))
+            self.functions = {}  # every operator that eager calls is to be seen
         self.phase = Phase.FORWARD
         self._recompute_policy: RecomputePolicy | None = None  # of what is recorded now
         self._policy: Policy | None = None
@@ -83,7 +88,11 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         running it. Those that call each other are one template."""
         called = call_of(func, decomposition, args, kwargs) if self._log is None else None
         if called is None:
-            return super().take_apart(func, decomposition, args, kwargs)
+            replaced, self._replaced = self._replaced, frozenset()  # eager calls `func`, not what it is made of here
+            try:
+                return super().take_apart(func, decomposition, args, kwargs)
+            finally:
+                self._replaced = replaced
         key, fakes = called
         if key not in self._templates:
             self._log = log = TemplateLog(fakes)
@@ -164,6 +173,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._replaced and self._log is None:
+            _refuse(why_replaced(func, self._replaced))
         if func is aten._local_scalar_dense.default:
             return self._number(args[0])
         if self._policy is None or self.phase is not Phase.FORWARD:
@@ -191,6 +202,11 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                 set_phase(node, Phase.BOTH)
                 if node.target is operator.getitem:
                     set_phase(node.all_input_nodes[0], Phase.BOTH)
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise CannotTrace(reason)
 
 
 @functools.cache

@@ -69,6 +69,8 @@ _HINTS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
      lambda match: "control flow depends on these sizes: decide it outside the compiled function"),
     (r"expected no key .*, found one|expected nothing under|expected it unbound",
      lambda match: "it was created after the first call, as optimizer state is: expect one recompile"),
+    (r"^replaced operators: ",
+     lambda match: "the program replaced an operator of PyTorch, or ended that: do so before the first call"),
     (r"^grad mode: ", lambda match: "call it in one grad mode, or compile one function to train and one for the rest"),
     (r"^(.*): expected dtype (\S+), got", lambda match: f"convert it before the call: {match[1]}.to({match[2]})"),
     (r"^(.*): expected device (\S+), got", lambda match: f"move it before the call: {match[1]}.to({match[2]!r})"),

@@ -16,6 +16,7 @@ from smelt.capture.model.source import Source, plain_text
 from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, qualname_of, static_lookup
 from smelt.ir.nodes.ambient import attention_kernels, autocast_nesting, autocast_settings, default_devices
 from smelt.meta.devices import current_index
+from smelt.meta.replaced_operators import replaced_operators
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode, SizeFacts
@@ -65,6 +66,7 @@ class GuardTree:
         self.hides_backend_settings = False  # whether captured code has set those that it would read
         for text, function in PROCESS_STATE:
             self.process(text, function, function())
+        self._state.child(("value", replaced_operators), "replaced operators").check(("replaced", replaced_operators()))
         if torch._C._is_any_autocast_enabled():
             self.rely_on_autocast()
 
@@ -296,6 +298,7 @@ _CHECK_TEXTS: dict[str, Callable[..., str]] = {
     "is": lambda real: f"is {_object_text(real)}",
     "tensor": _tensor_text,
     "calls": lambda function, answer: f"== {plain_text(answer)}",
+    "replaced": lambda names: f"== {{{', '.join(sorted(names))}}}",
     "class has": lambda name, member: f"{name} is {_object_text(member)}",
     "class lacks": lambda name: f"has no {name}",
     "method": lambda name: f"{name} is a method of its class",

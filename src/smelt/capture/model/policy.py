@@ -20,7 +20,8 @@ from smelt.base.paths import PACKAGE
 from smelt.base.torch_originals import TORCH as _TORCH
 from smelt.base.torch_originals import is_found, own_name
 
-# smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
+# smelt's own code that capture goes through: stand-ins for library functions, hooks as nodes of a backward, and
+# exported steps of generation.
 _POLYFILLS = tuple(
     os.path.join(PACKAGE, *path)
     for path in (
@@ -28,10 +29,12 @@ _POLYFILLS = tuple(
         ("capture", "polyfills", "library.py"),
         ("capture", "polyfills", "optimizers.py"),
         ("capture", "polyfills", "transforms.py"),
+        ("deploy", "generation", "steps.py"),
         ("dispatch", "loss_scaling.py"),
         ("ir", "nodes", "hook_calls.py"),
     )
 )
+_COMPILED_PROGRAMS = os.path.join(PACKAGE, "generation", "")  # smelt's own code that is compiled as a program's
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -275,7 +278,7 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE if followed else Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
-    if file in _POLYFILLS:
+    if file in _POLYFILLS or file.startswith(_COMPILED_PROGRAMS):
         return Treatment.INLINE
     if file == "<frozen os>":
         file = _STDLIB + "os.py"

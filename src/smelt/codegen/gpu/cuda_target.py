@@ -36,5 +36,6 @@ def describe_cuda(architecture: str) -> Target:
         has_bfloat=number >= 80,
         approximates=True,
         drawing_blocks=_BLOCKS.get(number, 0),
+        multiplies_matrices=number >= 80,
         cluster_blocks=8 if number >= 90 else 1,
     )

@@ -15,6 +15,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
 from smelt.codegen.axes import flattened, indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
+from smelt.codegen.gpu.attention.few_queries import few_queries
 from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
@@ -31,6 +32,8 @@ from smelt.codegen.gpu.phase_kernels import (
     staged_in_memory,
     transposed,
 )
+from smelt.codegen.gpu.products.few_rows import few_rows
+from smelt.codegen.gpu.products.few_rows_body import FewRows
 from smelt.codegen.gpu.products.library_parts import library_parts
 from smelt.codegen.gpu.products.product_body import ProductTile
 from smelt.codegen.gpu.products.product_tiles import in_parts, product_tile, why_no_tile
@@ -137,7 +140,8 @@ def _beside_library(kernel: Kernel, target: Target) -> list[Grid] | None:
     if split is None:
         return None
     multiplying, *more = _phases([split.kernel], target)
-    assert isinstance(multiplying, ProductTile)
+    if not isinstance(multiplying, ProductTile):
+        return None  # it takes no longer than a library
     first = replace(multiplying, product=split.product, instead_of=1 + len(more))
     return [first, *more, *_phases([] if split.rest is None else [split.rest], target)]
 
@@ -154,6 +158,16 @@ def _product_tiles(kernel: Kernel, target: Target) -> Grids:
         return []
     parts = in_parts(kernel, contract)
     return _phases(parts, target) if parts is not None else [product_tile(kernel, contract)]
+
+
+def _few_queries(kernel: Kernel, target: Target) -> Grids:
+    return few_queries(kernel, target)
+
+
+def _few_rows(kernel: Kernel, target: Target) -> Grids:
+    contract = contraction_of(kernel)
+    grid = "it has no contraction" if contract is None or why_no_tile(kernel) else few_rows(kernel, contract, target)
+    return grid if isinstance(grid, str) else [grid]
 
 
 def _scatters_apart(kernel: Kernel, target: Target) -> Grids:
@@ -582,7 +596,9 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 SCHEDULES = tuple(
     Row(name, takes, "grids", run, why)
     for name, takes, run, why in (
-        ("product tiles", "kernel", _product_tiles, "first: no other schedule has contractions"),
+        ("few queries", "kernel", _few_queries, "first: no other schedule has attention"),
+        ("few rows", "kernel", _few_rows, "before tiles: whoever reads weights once waits for nothing but them"),
+        ("product tiles", "kernel", _product_tiles, "before the rest, which have no contractions"),
         ("scatters apart", "kernel", _scatters_apart, "before the rest, which is scheduled without them"),
         ("transposed", "kernel", _transposed, "reductions over rows: over cols of the transposed kernel, if possible"),
         ("one pass", "kernel", _one_pass, "else by blocks that go through many rows: operands are computed once"),
@@ -604,7 +620,7 @@ def uses_wide_positions(grids: KernelGrids) -> bool:
     for phase in grids.phases:
         kernel = phase.kernel
         sizes = [buffer.size for buffer in kernel.buffers] + [kernel.row_count, kernel.col_count]
-        axes = kernel.rows + kernel.cols + (phase.inner if isinstance(phase, ProductTile) else ())
+        axes = kernel.rows + kernel.cols + (phase.inner if isinstance(phase, ProductTile | FewRows) else ())
         sizes += [_reach(index, axes) for index in indices(kernel)]
         if any(is_symsize(size) or size >= 1 << 30 for size in sizes):
             return True

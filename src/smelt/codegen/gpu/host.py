@@ -10,12 +10,13 @@ So every schedule runs on machines without a GPU. The caller runs the warps of a
 next barrier (`csrc/runner`). It is written for correctness, not speed.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt, both
+from smelt.codegen.gpu.simt import MMA_WARP, SHARED_NAME, WORKSPACE, Mask, Simt, both
 from smelt.codegen.loops import builder
 from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
 from smelt.device import Target
@@ -37,6 +38,7 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
         warp_size=warp,
         warps_are_vectors=True,
         cluster_blocks=cluster,
+        multiplies_matrices=warp == MMA_WARP,
         access_lanes=1,
         fma_clobbers_addend=False,
         cheap_interleave=False,
@@ -187,6 +189,8 @@ class _Warp:
                     b.call(SIMT_BARRIER)
             case loops.Remote(out, pointer, rank):
                 self.values[out.name] = self._of_block(self.value(pointer), b.sub(self.value(rank), self.rank))
+            case loops.Mma():
+                self._mma(node)
             case For():
                 self._for(node)
             case Repeat():
@@ -220,6 +224,29 @@ class _Warp:
         assert isinstance(lane.number, int)
         by = lane.number
         return b.permute(value, [each ^ by if mode == "xor" else max(each - by, 0) for each in lanes])
+
+    def _mma(self, node: loops.Mma) -> None:
+        """Term by term: each lane gets the factors of its four sums from the lanes that have them."""
+        b, lanes = self.b, range(self.source.warp)
+        assert len(lanes) == MMA_WARP and self.lane is None
+        a, other = ([self._halves(word, node.kind) for word in self.vectors(words)] for words in (node.a, node.b))
+        sums = self.vectors(node.sums)
+        for later, place, half in itertools.product(range(2), range(4), range(2)):
+            places = [lane // 4 * 4 + place for lane in lanes]
+            rows = [b.permute(a[2 * later + down][half], places) for down in range(2)]
+            from_cols = [[8 * (lane % 4) + 4 * col + place for lane in lanes] for col in range(2)]
+            cols = [b.permute(other[later][half], each) for each in from_cols]
+            sums = [b.fma(rows[at // 2], cols[at % 2], total) for at, total in enumerate(sums)]
+        self._bind(node.results, sums)
+
+    def _halves(self, word: Value, kind: str) -> tuple[Value, Value]:
+        """The two narrow floats of each word, as f32."""
+        b = self.b
+        if kind == "bf16":
+            return b.from_bits(b.shl(word, 16)), b.from_bits(b.and_(word, -0x10000))
+        pair = (b.convert("trunc", word, "i16"), b.convert("trunc", b.lshr(word, 16), "i16"))
+        low, high = [b.convert("fpext", b.convert("bitcast", each, "f16"), "f32") for each in pair]
+        return low, high
 
     # Control flow. What a loop carries has a lane per thread.
 

@@ -32,6 +32,7 @@ from smelt.ir.loops import (
     CompareExchange,
     Function,
     Id,
+    Mma,
     Number,
     Remote,
     SharedArray,
@@ -46,6 +47,7 @@ Mask = Value | None  # None: all threads
 WORKSPACE = param("workspace", GLOBAL)
 SHARED_NAME = "smelt_shared"
 MOST_BYTES = 16  # of one access
+MMA_WARP = 32  # threads that multiply matrices together
 Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and a value → the element then
 
 
@@ -373,6 +375,12 @@ class Simt(Builder):
         loaded = self.load_shared(self._words, self.add(first, lane), "i32")
         self.warp_barrier()  # before the next value is there
         return loaded
+
+    def mma(self, kind: str, a: Sequence[Value], b: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        """A product of matrices, as `ir.loops.Mma` says who has what of them."""
+        results = [self.fresh("f32") for _ in sums]
+        self.body.append(Mma(tuple(results), kind, tuple(a), tuple(b), tuple(sums)))
+        return results
 
     def _whole(self, value: Value) -> Value:
         return self.bits(value) if value.kind.startswith("f") else value

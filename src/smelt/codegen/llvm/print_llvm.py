@@ -296,6 +296,21 @@ class _Printer:
         args = f"{typed(node.pointer)}, {typed(node.rank)}"
         self._call(f"{node.out.name} = ", kind, "llvm.nvvm.mapa.shared.cluster", types, args)
 
+    def mma(self, node: loops.Mma) -> None:
+        words, kind, name = [*node.a, *node.b], "i32", "llvm.nvvm.mma.m16n8k16.row.col.bf16"
+        names, stem = [name_of(each) for each in words], node.results[0].name
+        if node.kind == "f16":
+            kind, name = "<2 x half>", "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"
+            halves = [f"{stem}.h{place}" for place in range(len(words))]
+            self.lines += [f"  {half} = bitcast i32 {word} to {kind}" for half, word in zip(halves, names, strict=True)]
+            names = halves
+        sums = "{ float, float, float, float }"
+        types = ", ".join([*[kind] * len(names), *["float"] * len(node.sums)])
+        args = ", ".join([*(f"{kind} {each}" for each in names), *map(typed, node.sums)])
+        self._call(f"{stem}.all = ", sums, name, types, args)
+        for place, result in enumerate(node.results):
+            self.lines.append(f"  {result.name} = extractvalue {sums} {stem}.all, {place}")
+
     # Control flow.
 
     def for_(self, node: For) -> None:
@@ -377,7 +392,8 @@ _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
     loops.Load: _Printer.load, loops.Store: _Printer.store, loops.Prefetch: _Printer.prefetch,
     loops.Fence: _Printer.fence, loops.Atomic: _Printer.atomic, loops.CompareExchange: _Printer.compare_exchange,
     loops.Call: _Printer.call, loops.Id: _Printer.id, loops.Shuffle: _Printer.shuffle,
-    loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote, loops.Return: _Printer.return_,
+    loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote,
+    loops.Mma: _Printer.mma, loops.Return: _Printer.return_,
     For: _Printer.for_, If: _Printer.if_, Repeat: _Printer.repeat,
 }  # fmt: skip
 
@@ -426,10 +442,12 @@ def head(function: Function) -> str:
         limit += f' "nvvm.minctasm"="{function.resident}"' if function.resident else ""
         limit += f' "nvvm.cluster_dim"="{function.cluster}"' if function.cluster > 1 else ""
         return f"define ptx_kernel void @{function.name}({taken}) {limit}"
-    linkage = {"entry": "", "internal": "internal ", "shared": "internal "}[function.kind]
+    linkage = {"entry": "", "internal": "internal ", "shared": "internal ", "support": "hidden "}[function.kind]
     taken = ", ".join(map(typed, function.params))
     # Nothing raises through it: without tables for that LLVM takes a tenth less.
     notes = "nounwind" if function.inlined else "noinline nounwind"
+    if function.kind == "support":
+        notes += ' "no-builtins"'  # else LLVM takes the loop of `memcpy` for a `memcpy`, which it calls
     order = f' "tune-cpu"="{function.tune_cpu}"' if function.tune_cpu else ""
     return f"define {linkage}{result} @{function.name}({taken}) {notes}{order}"
 

@@ -8,7 +8,7 @@ included: the C library provides it, or JavaScript in a browser. None of them re
 `ctlz`, as the text that they are appended to may declare it as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from smelt.codegen.llvm.print_llvm import declarations, print_function
 from smelt.codegen.loops.builder import FALSE, Builder, param
@@ -87,96 +87,52 @@ def _multiplied(b: Builder, x: Value, y: Value) -> Value:
     return b.or_(b.shl(b.convert("zext", high, "i128"), 64), b.convert("zext", low, "i128"))
 
 
+def _copied(b: Builder, to: Value, source: Value, count: Value) -> Value:
+    with b.loop(0, b.convert("zext", count, "i64"), guard=True) as place:
+        b.store(b.load(b.element(source, "i8", place), "i8"), b.element(to, "i8", place))
+    return to
+
+
+def _moved(b: Builder, to: Value, source: Value, count: Value) -> Value:
+    """From the end on where the memory of the result begins inside that of the source."""
+    is_forwards, count = b.icmp("ult", to, source), b.convert("zext", count, "i64")
+    last = b.sub(count, 1)
+    with b.loop(0, count, guard=True) as number:
+        place = b.select(is_forwards, number, b.sub(last, number))
+        b.store(b.load(b.element(source, "i8", place), "i8"), b.element(to, "i8", place))
+    return to
+
+
+def _filled(b: Builder, to: Value, value: Value, count: Value) -> Value:
+    byte = b.convert("trunc", value, "i8")
+    with b.loop(0, b.convert("zext", count, "i64"), guard=True) as place:
+        b.store(byte, b.element(to, "i8", place))
+    return to
+
+
 # Name → what writes it, and the kinds of its result and its parameters.
-_WRITTEN: dict[str, tuple[Callable[..., Value], str, tuple[str, ...]]] = {
+SUPPORT: dict[str, tuple[Callable[..., Value], str, tuple[str, ...]]] = {
     "__extendhfsf2": (half_as_float, "f32", ("f16",)),
     "__truncsfhf2": (float_as_half, "f16", ("f32",)),
     "__truncdfhf2": (_double_as_half, "f16", ("f64",)),
     "__multi3": (_multiplied, "i128", ("i128", "i128")),
     "fmod": (_fmod, "f64", ("f64", "f64")),
     "fmodf": (_float_fmod, "f32", ("f32", "f32")),
+    "memcpy": (_copied, "ptr", ("ptr", "ptr", "size")),
+    "memmove": (_moved, "ptr", ("ptr", "ptr", "size")),
+    "memset": (_filled, "ptr", ("ptr", "i32", "size")),
 }
-
-# Stores are volatile: LLVM would take the loops for what these functions do, and call them.
-
-_COPY = """
-define hidden ptr @memcpy(ptr %to, ptr %from, SIZE %bytes) {
-entry:
-  %any = icmp ne SIZE %bytes, 0
-  br i1 %any, label %body, label %exit
-body:
-  %i = phi SIZE [ 0, %entry ], [ %next, %body ]
-  %source = getelementptr i8, ptr %from, SIZE %i
-  %target = getelementptr i8, ptr %to, SIZE %i
-  %byte = load i8, ptr %source
-  store volatile i8 %byte, ptr %target
-  %next = add SIZE %i, 1
-  %more = icmp ult SIZE %next, %bytes
-  br i1 %more, label %body, label %exit
-exit:
-  ret ptr %to
-}
-"""
-
-_MOVE = """
-define hidden ptr @memmove(ptr %to, ptr %from, SIZE %bytes) {
-entry:
-  %forwards = icmp ult ptr %to, %from
-  br i1 %forwards, label %copy, label %check
-copy:
-  %copied = call ptr @memcpy(ptr %to, ptr %from, SIZE %bytes)
-  ret ptr %to
-check:
-  %any = icmp ne SIZE %bytes, 0
-  br i1 %any, label %body, label %exit
-body:
-  %left = phi SIZE [ %bytes, %check ], [ %i, %body ]
-  %i = sub SIZE %left, 1
-  %source = getelementptr i8, ptr %from, SIZE %i
-  %target = getelementptr i8, ptr %to, SIZE %i
-  %byte = load i8, ptr %source
-  store volatile i8 %byte, ptr %target
-  %more = icmp ne SIZE %i, 0
-  br i1 %more, label %body, label %exit
-exit:
-  ret ptr %to
-}
-"""
-
-_SET = """
-define hidden ptr @memset(ptr %to, i32 %value, SIZE %bytes) {
-entry:
-  %byte = trunc i32 %value to i8
-  %any = icmp ne SIZE %bytes, 0
-  br i1 %any, label %body, label %exit
-body:
-  %i = phi SIZE [ 0, %entry ], [ %next, %body ]
-  %target = getelementptr i8, ptr %to, SIZE %i
-  store volatile i8 %byte, ptr %target
-  %next = add SIZE %i, 1
-  %more = icmp ult SIZE %next, %bytes
-  br i1 %more, label %body, label %exit
-exit:
-  ret ptr %to
-}
-"""
-
-_TEXTS = {"memcpy": _COPY, "memmove": _COPY + _MOVE, "memset": _SET}
-SUPPORT: Mapping[str, object] = {**_WRITTEN, **_TEXTS}
-
 
 def support_text(names: Sequence[str], target: Target) -> str:
-    """LLVM text that defines functions of `SUPPORT`, and those that they call."""
-    functions = [_function(name, target) for name in names if name in _WRITTEN]
-    lines = [*declarations(functions), *map(print_function, functions)]
-    # `memmove` brings `memcpy` along.
-    texts = [_TEXTS[name] for name in names if name in _TEXTS and (name != "memcpy" or "memmove" not in names)]
-    text = "\n".join(lines).replace("define internal", "define hidden") + "".join(texts)
-    return "\n" + text.replace("SIZE", f"i{8 * target.pointer_bytes}")
+    """LLVM text that defines functions of `SUPPORT`."""
+    functions = [_function(name, target) for name in names if name in SUPPORT]
+    return "\n".join(["", *declarations(functions), *map(print_function, functions)])
 
 
 def _function(name: str, target: Target) -> Function:
-    write, result, kinds = _WRITTEN[name]
-    b, params = Builder(target, name), [param(letter, kind) for letter, kind in zip("xy", kinds, strict=False)]
+    write, result, kinds = SUPPORT[name]
+    size = f"i{8 * target.pointer_bytes}"
+    params = [param(letter, size if kind == "size" else kind) for letter, kind in zip("xyz", kinds, strict=False)]
+    b = Builder(target, name)
     b.give(write(b, *params))
-    return b.function(name, params, result=result)
+    return b.function(name, params, "support", result=result)

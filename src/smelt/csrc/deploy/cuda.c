@@ -45,7 +45,7 @@ find_device(Cuda *cuda, int number, smelt_error *error)
 smelt_status
 smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 {
-    *cuda = (Cuda){.module = {.driver = &cuda->driver}};
+    *cuda = (Cuda){.weights = 0};
     const char *problem = smelt_cuda_open_driver(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
     const char *text = cuda->driver.library ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s";
     const smelt_status status = problem ? smelt_fail(error, SMELT_ERROR_TARGET, text, problem)
@@ -58,9 +58,9 @@ smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 
 /* --- code and weights ------------------------------------------------------------------------------------------ */
 
-/* In the GPU's context, as all that follows. */
+/* In the GPU's context. */
 static smelt_status
-load_weights(Cuda *cuda, const void *weights, int64_t bytes, smelt_error *error)
+copy_weights(Cuda *cuda, const void *weights, int64_t bytes, smelt_error *error)
 {
     CudaResult result = cuda->driver.allocate(&cuda->weights, (size_t)bytes);
     if (result) {
@@ -72,38 +72,44 @@ load_weights(Cuda *cuda, const void *weights, int64_t bytes, smelt_error *error)
     return smelt_cuda_status(cuda, result, "the weights cannot be copied", error);
 }
 
-static smelt_status
-load_code(Cuda *cuda, const Table *table, const char *ptx, CudaFunction *functions, smelt_error *error)
+smelt_status
+smelt_cuda_load_weights(Cuda *cuda, const void *weights, int64_t bytes, bool multiplies, smelt_error *error)
 {
-    CudaLog log;
-    char doing[200];
-    CudaResult result = smelt_cuda_load_module(&cuda->module, ptx, &log);
-    snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
-    smelt_status status = smelt_cuda_status(cuda, result, doing, error);
-    for (int64_t i = 0; !status && i < table->counts[GRIDS]; i++) {
-        const GridRecord *grid = &table->grids[i];
-        const char *name = table_string(table, grid->name);
-        result = smelt_cuda_find_function(&cuda->module, name, grid->shared_bytes, &functions[i]);
-        status = smelt_cuda_status(cuda, result, name, error);
+    CudaInside inside = {.driver = NULL};
+    CudaResult result = cuda->driver.retain_context(&cuda->context, cuda->device);
+    if (result) {
+        cuda->context = NULL;
     }
+    result = result ? result : smelt_cuda_go_inside(&inside, &cuda->driver, cuda->context);
+    smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
+    status = status || bytes == 0 ? status : copy_weights(cuda, weights, bytes, error);
+    if (!status && multiplies) {
+        smelt_cublas_open(&cuda->cublas);
+    }
+    smelt_cuda_go_outside(&inside);
     return status;
 }
 
 smelt_status
-smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
-                bool multiplies, CudaFunction *functions, smelt_error *error)
+smelt_cuda_load_code(const Cuda *cuda, CudaModule *module, const Table *table, const char *ptx, CudaFunction *functions,
+                     smelt_error *error)
 {
     CudaInside inside = {.driver = NULL};
-    CudaResult result = cuda->driver.retain_context(&cuda->module.context, cuda->device);
-    if (result) {
-        cuda->module.context = NULL;
-    }
-    result = result ? result : smelt_cuda_go_inside(&inside, &cuda->driver, cuda->module.context);
+    CudaLog log = {0};
+    char doing[200];
+    *module = (CudaModule){.driver = &cuda->driver, .context = cuda->context};
+    CudaResult result = smelt_cuda_go_inside(&inside, &cuda->driver, cuda->context);
     smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
-    status = status ? status : load_code(cuda, table, ptx, functions, error);
-    status = status || bytes == 0 ? status : load_weights(cuda, weights, bytes, error);
-    if (!status && multiplies && table->counts[PRODUCTS]) {
-        smelt_cublas_open(&cuda->cublas);
+    if (!status) {
+        result = smelt_cuda_load_module(module, ptx, &log);
+        snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
+        status = smelt_cuda_status(cuda, result, doing, error);
+    }
+    for (int64_t i = 0; !status && i < table->counts[GRIDS]; i++) {
+        const GridRecord *grid = &table->grids[i];
+        const char *name = table_string(table, grid->name);
+        result = smelt_cuda_find_function(module, name, grid->shared_bytes, &functions[i]);
+        status = smelt_cuda_status(cuda, result, name, error);
     }
     smelt_cuda_go_outside(&inside);
     return status;
@@ -113,15 +119,14 @@ void
 smelt_cuda_close(Cuda *cuda)
 {
     CudaInside inside;
-    if (cuda->module.context && smelt_cuda_go_inside(&inside, &cuda->driver, cuda->module.context) == 0) {
+    if (cuda->context && smelt_cuda_go_inside(&inside, &cuda->driver, cuda->context) == 0) {
         if (cuda->weights) {
             cuda->driver.release(cuda->weights);
         }
         smelt_cublas_close(&cuda->cublas);
-        smelt_cuda_unload_module(&cuda->module);
         smelt_cuda_go_outside(&inside);
     }
-    if (cuda->module.context) {
+    if (cuda->context) {
         cuda->driver.release_context(cuda->device);
     }
     if (cuda->driver.library) {

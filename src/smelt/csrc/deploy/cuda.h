@@ -7,12 +7,12 @@
 #include "executor/table.h"
 #include "executor/cuda_driver.h"
 
-/* A GPU that a model runs on: the model's code there, in the process's own context for that GPU, and its weights. */
+/* A GPU that a model runs on, in the process's own context for that GPU, and the model's weights there. */
 typedef struct {
     CudaDriver driver;
     int device, capability; /* 90 for 9.0 */
     char name[64];
-    CudaModule module;
+    CudaContext context;
     CudaAddress weights;
     Cublas cublas;
 } Cuda;
@@ -20,10 +20,12 @@ typedef struct {
 /* Opens the driver and looks at the GPU of this number; nothing is loaded there yet. */
 smelt_status smelt_cuda_open(Cuda *cuda, int number, smelt_error *error);
 
-/* Code, given as PTX that ends with a zero byte, its functions, and weights. `functions`: room for one of each grid.
-   `multiplies`: products of the table are computed by a library that is installed. */
-smelt_status smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
-                             bool multiplies, CudaFunction *functions, smelt_error *error);
+/* The context and the weights. `multiplies`: products are computed by a library that is installed. */
+smelt_status smelt_cuda_load_weights(Cuda *cuda, const void *weights, int64_t bytes, bool multiplies, smelt_error *error);
+
+/* Code, given as PTX that ends with a zero byte, and its functions. `functions`: room for one of each grid. */
+smelt_status smelt_cuda_load_code(const Cuda *cuda, CudaModule *module, const Table *table, const char *ptx,
+                                  CudaFunction *functions, smelt_error *error);
 
 /* Lets go of all that was opened and loaded; of nothing too. */
 void smelt_cuda_close(Cuda *cuda);

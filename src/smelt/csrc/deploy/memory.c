@@ -10,7 +10,7 @@ address_of(const void *memory)
 static smelt_status
 copy(Run *run, Direction direction, void *to, const void *from, int64_t bytes, smelt_error *error)
 {
-    const smelt_session *session = (const smelt_session *)run;
+    const smelt_session *session = ((const EntryRun *)run)->session;
     const Cuda *cuda = &session->model->cuda;
     const CudaDriver *driver = &cuda->driver;
     const size_t size = (size_t)bytes;
@@ -30,7 +30,7 @@ copy(Run *run, Direction direction, void *to, const void *from, int64_t bytes, s
 static smelt_status
 settle(Run *run, smelt_error *error)
 {
-    const smelt_session *session = (const smelt_session *)run;
+    const smelt_session *session = ((const EntryRun *)run)->session;
     const Cuda *cuda = &session->model->cuda;
     return smelt_cuda_status(cuda, cuda->driver.stream_wait(session->stream), "the GPU failed", error);
 }
@@ -39,7 +39,7 @@ static bool
 is_there(const Run *run, const void *address)
 {
     enum { MEMORY_TYPE = 2, DEVICE_MEMORY = 2 }; /* a question, and an answer */
-    const CudaDriver *driver = &((const smelt_session *)run)->model->cuda.driver;
+    const CudaDriver *driver = &((const EntryRun *)run)->session->model->cuda.driver;
     unsigned kind = 0;
     return driver->pointer_attribute(&kind, MEMORY_TYPE, address_of(address)) == 0 && kind == DEVICE_MEMORY;
 }
@@ -73,7 +73,7 @@ smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *erro
 {
     *before = NULL;
     const Cuda *cuda = &session->model->cuda;
-    const CudaResult result = session->model->on_cuda ? cuda_enter(&cuda->driver, cuda->module.context, before) : 0;
+    const CudaResult result = session->model->on_cuda ? cuda_enter(&cuda->driver, cuda->context, before) : 0;
     return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
 }
 
@@ -81,7 +81,7 @@ void
 smelt_leave(const smelt_session *session, CudaContext before)
 {
     if (session->model->on_cuda) {
-        cuda_leave(&session->model->cuda.driver, session->model->cuda.module.context, before);
+        cuda_leave(&session->model->cuda.driver, session->model->cuda.context, before);
     }
 }
 
@@ -89,21 +89,21 @@ smelt_leave(const smelt_session *session, CudaContext before)
 
 /* Buffers, with numbers by value, the workspace and sizes; where the sizes are. */
 static const int64_t *
-set_parameters(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch)
+set_parameters(EntryRun *at, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch)
 {
-    const Table *table = &session->model->table;
+    const Table *table = &at->entry->table;
     const KernelRecord *kernel = &table->kernels[launch->kernel];
     const int64_t pointers = launch->value_count - (kernel->sizes > 0);
     const int64_t *sizes = NULL;
     if (kernel->sizes) {
         sizes = (const int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
     }
-    smelt_cuda_set_parameters(session->parameters, session->run.buffers, pointers, &session->run.workspace.memory, sizes,
+    smelt_cuda_set_parameters(at->parameters, at->run.buffers, pointers, &at->run.workspace.memory, sizes,
                               kernel->sizes);
     for (int64_t i = 0; i < pointers; i++) {
         const int64_t place = table->references[launch->values + i].number;
         if (table->values[variant->values + place].kind == SIZES_VALUE) {
-            session->parameters[i] = plan->values[place].pointer;
+            at->parameters[i] = plan->values[place].pointer;
         }
     }
     return sizes;
@@ -111,15 +111,15 @@ set_parameters(smelt_session *session, const VariantRecord *variant, const Plan 
 
 /* Whether a library has computed the product that a grid begins. */
 static bool
-is_multiplied(smelt_session *session, const GridRecord *grid, const LaunchRecord *launch, const int64_t *sizes)
+is_multiplied(EntryRun *at, const GridRecord *grid, const LaunchRecord *launch, const int64_t *sizes)
 {
-    const Cuda *cuda = &session->model->cuda;
+    const Cuda *cuda = &at->session->model->cuda;
     if (grid->product < 0 || cuda->cublas.handle == NULL) {
         return false;
     }
-    const ProductLaunch operands = {session->run.buffers, launch->value_count - (sizes != NULL),
-                                 session->run.workspace.memory, sizes, session->stream};
-    return smelt_cublas_multiply(&cuda->cublas, &cuda->driver, &session->products, &session->model->table, grid->product,
+    const ProductLaunch operands = {at->run.buffers, launch->value_count - (sizes != NULL),
+                                 at->run.workspace.memory, sizes, at->session->stream};
+    return smelt_cublas_multiply(&cuda->cublas, &cuda->driver, &at->products, &at->entry->table, grid->product,
                                  &operands);
 }
 
@@ -127,26 +127,27 @@ smelt_status
 smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
                    smelt_error *error)
 {
-    smelt_session *session = (smelt_session *)run;
-    const smelt_model *model = session->model;
-    const Table *table = &model->table;
+    EntryRun *at = (EntryRun *)run;
+    const Entry *entry = at->entry;
+    const CudaDriver *driver = &at->session->model->cuda.driver;
+    const Table *table = &entry->table;
     const KernelRecord *kernel = &table->kernels[launch->kernel];
-    const int64_t *sizes = set_parameters(session, variant, plan, launch);
+    const int64_t *sizes = set_parameters(at, variant, plan, launch);
     for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
         const GridRecord *grid = &table->grids[i];
-        if (is_multiplied(session, grid, launch, sizes)) {
+        if (is_multiplied(at, grid, launch, sizes)) {
             i += table->products[grid->product].grids - 1;
             continue;
         }
         const char *name = table_string(table, kernel->name);
-        const CudaResult result = smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], grid, sizes,
-                                                         session->stream, session->parameters);
+        const CudaResult result = smelt_cuda_launch_grid(driver, entry->functions[i], grid, sizes,
+                                                         at->session->stream, at->parameters);
         if (result == CUDA_TOO_MANY_BLOCKS) {
             return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name,
                               (long long)cuda_size(grid->blocks, grid->slot, sizes));
         }
         if (result) {
-            return smelt_cuda_status(&model->cuda, result, name, error);
+            return smelt_cuda_status(&at->session->model->cuda, result, name, error);
         }
     }
     return SMELT_OK;

@@ -16,23 +16,31 @@ typedef struct {
     int64_t *registers; /* the number of each; NULL of outputs */
 } Infos;
 
-struct smelt_model {
-    smelt_allocator allocator;
-    atomic_size_t references; /* its own, and one of each session */
-    File file;
+/* An entry point: what a call of it runs, takes and returns. */
+typedef struct {
+    const char *name;
     Table table;
     Code code;
-    bool runs; /* there is code */
-    bool on_cuda; /* which is for a GPU */
-    Cuda cuda;
+    CudaModule module;
     CudaFunction *functions; /* of each grid */
-    char target[256];
-    Infos inputs, outputs, states;
+    Infos inputs, outputs, states; /* the last are those of all entry points */
     smelt_dim *dims;       /* of each DimRecord */
     const char **choices;  /* of all inputs */
     size_t choice_count;
     int64_t most_buffers;  /* of a kernel */
     int64_t most_sizes;
+} Entry;
+
+struct smelt_model {
+    smelt_allocator allocator;
+    atomic_size_t references; /* its own, and one of each session */
+    File file;
+    bool runs; /* there is code */
+    bool on_cuda; /* which is for a GPU */
+    Cuda cuda;
+    char name[256], target[256];
+    Entry *entries;
+    size_t entry_count;
 };
 
 /* Options as this library knows them, `bytes` of them: fields that the caller's version does not have are zero. False:

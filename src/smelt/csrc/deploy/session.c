@@ -18,21 +18,21 @@ map_state(smelt_session *session)
     const File *file = &session->model->file;
     const FileSection *section = file->state;
     if (section->bytes == 0) {
-        session->run.state_data = session->run.empty;
+        session->state = session->empty;
         return true;
     }
     if (session->model->on_cuda) {
-        session->run.state_data = session->memory.allocate(session->memory.context, (size_t)section->bytes, FILE_ALIGN);
-        return session->run.state_data
-               && !run_copy(&session->run, TO_REGISTERS, session->run.state_data, file_bytes(file, section),
-                            section->bytes, NULL);
+        session->state = session->memory.allocate(session->memory.context, (size_t)section->bytes, FILE_ALIGN);
+        return session->state
+               && !run_copy(&session->runs->run, TO_REGISTERS, session->state, file_bytes(file, section), section->bytes,
+                            NULL);
     }
     if (file->descriptor < 0) {
-        session->run.state_data = session->allocator.allocate(session->allocator.context, (size_t)section->bytes, FILE_ALIGN);
-        if (session->run.state_data) {
-            memcpy(session->run.state_data, file_bytes(file, section), (size_t)section->bytes);
+        session->state = session->allocator.allocate(session->allocator.context, (size_t)section->bytes, FILE_ALIGN);
+        if (session->state) {
+            memcpy(session->state, file_bytes(file, section), (size_t)section->bytes);
         }
-        return session->run.state_data != NULL;
+        return session->state != NULL;
     }
     const int64_t page = sysconf(_SC_PAGESIZE), before = section->offset % page;
     char *map = mmap(NULL, (size_t)(before + section->bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE, file->descriptor,
@@ -42,14 +42,14 @@ map_state(smelt_session *session)
     }
     session->state_map = map;
     session->state_mapped = (size_t)(before + section->bytes);
-    session->run.state_data = map + before;
+    session->state = map + before;
     return true;
 }
 
 static size_t
-parameter_count(const smelt_model *model)
+parameter_count(const Entry *entry)
 {
-    return (size_t)(model->most_buffers + 1 + model->most_sizes);
+    return (size_t)(entry->most_buffers + 1 + entry->most_sizes);
 }
 
 /* A stream, and memory of a GPU for what has none. */
@@ -61,78 +61,109 @@ prepare_gpu(smelt_session *session)
         session->stream = NULL;
         return false;
     }
-    session->run.empty = session->memory.allocate(session->memory.context, sizeof session->nothing, FILE_ALIGN);
-    return session->run.empty != NULL;
+    session->empty = session->memory.allocate(session->memory.context, sizeof session->nothing, FILE_ALIGN);
+    return session->empty != NULL;
 }
 
 /* Where there is a library that multiplies. */
 static bool
-make_product_plans(smelt_session *session)
+make_product_plans(EntryRun *at)
 {
-    const size_t count = (size_t)session->model->table.counts[PRODUCTS];
-    ProductPlans *plans = &session->products;
+    smelt_session *session = at->session;
+    const size_t count = (size_t)at->entry->table.counts[PRODUCTS];
     if (session->model->cuda.cublas.handle == NULL) {
         return true;
     }
-    plans->plans = smelt_allocate(&session->allocator, count, sizeof *plans->plans);
-    plans->next = smelt_allocate(&session->allocator, count, sizeof *plans->next);
-    return plans->plans && plans->next;
+    at->products.plans = smelt_allocate(&session->allocator, count, sizeof *at->products.plans);
+    at->products.next = smelt_allocate(&session->allocator, count, sizeof *at->products.next);
+    return at->products.plans && at->products.next;
 }
 
 static void
-drop_product_plans(smelt_session *session)
+drop_product_plans(EntryRun *at)
 {
-    const smelt_model *model = session->model;
-    const int64_t count = model->table.counts[PRODUCTS];
-    ProductPlans *plans = &session->products;
-    smelt_cublas_drop_plans(&model->cuda.cublas, &model->cuda.driver, plans, count);
-    smelt_release(&session->allocator, plans->plans, (size_t)count, sizeof *plans->plans);
-    smelt_release(&session->allocator, plans->next, (size_t)count, sizeof *plans->next);
-}
-
-static bool
-make_parts(smelt_session *session)
-{
-    const smelt_model *model = session->model;
-    session->inputs = smelt_allocate(&session->allocator, model->inputs.count, sizeof *session->inputs);
-    session->parameters = smelt_allocate(&session->allocator, parameter_count(model), sizeof(void *));
-    return session->inputs && session->parameters && (!model->on_cuda || prepare_gpu(session))
-           && make_product_plans(session) && map_state(session) && smelt_run_begin(&session->run);
+    smelt_session *session = at->session;
+    const Cuda *cuda = &session->model->cuda;
+    const int64_t count = at->entry->table.counts[PRODUCTS];
+    smelt_cublas_drop_plans(&cuda->cublas, &cuda->driver, &at->products, count);
+    smelt_release(&session->allocator, at->products.plans, (size_t)count, sizeof *at->products.plans);
+    smelt_release(&session->allocator, at->products.next, (size_t)count, sizeof *at->products.next);
 }
 
 static smelt_status
 launch_kernel(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, smelt_error *error)
 {
     (void)variant, (void)plan, (void)error;
-    const Code *code = &((const smelt_session *)run)->model->code;
+    const Code *code = &((const EntryRun *)run)->entry->code;
     code_kernel(code, launch->kernel)(run->buffers, run->threads, run->workspace.memory);
     return SMELT_OK;
 }
 
-/* The fields of a run that its session sets. */
+/* The fields of a run that its session sets, but for its state. */
 static void
-describe_run(smelt_session *session, const smelt_session_options *options)
+describe_run(smelt_session *session, const Entry *entry, EntryRun *at, const smelt_session_options *options)
+{
+    smelt_model *model = session->model;
+    at->session = session;
+    at->entry = entry;
+    at->run = (Run){.table = &entry->table,
+                    .allocator = &session->allocator,
+                    .memory = &session->memory,
+                    .launch = launch_kernel,
+                    .constants = file_bytes(&model->file, model->file.weights),
+                    .nothing = session->nothing,
+                    .threads = session->threads.threads,
+                    .most_states = options->most_states};
+    if (model->on_cuda) {
+        at->run.device = &smelt_gpu_memory;
+        at->run.launch = smelt_launch_grids;
+        if (model->cuda.weights) {
+            at->run.constants = (const char *)(uintptr_t)model->cuda.weights;
+        }
+    }
+}
+
+static bool
+begin_run(EntryRun *at)
+{
+    smelt_session *session = at->session;
+    at->run.state_data = session->state;
+    at->run.empty = session->empty;
+    at->inputs = smelt_allocate(&session->allocator, at->entry->inputs.count, sizeof *at->inputs);
+    at->parameters = smelt_allocate(&session->allocator, parameter_count(at->entry), sizeof(void *));
+    return at->inputs && at->parameters && make_product_plans(at) && smelt_run_begin(&at->run);
+}
+
+static bool
+make_parts(smelt_session *session, const smelt_session_options *options)
+{
+    const smelt_model *model = session->model;
+    session->runs = session->chosen = smelt_allocate(&session->allocator, model->entry_count, sizeof *session->runs);
+    if (session->runs == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < model->entry_count; i++) {
+        describe_run(session, &model->entries[i], &session->runs[i], options);
+    }
+    bool is_made = (!model->on_cuda || prepare_gpu(session)) && map_state(session);
+    for (size_t i = 0; is_made && i < model->entry_count; i++) {
+        is_made = begin_run(&session->runs[i]);
+    }
+    return is_made;
+}
+
+/* Memory and threads, as its caller wants them. */
+static void
+describe_session(smelt_session *session, const smelt_session_options *options)
 {
     smelt_model *model = session->model;
     session->allocator = session->memory = model->allocator;
-    session->run = (Run){.table = &model->table,
-                         .allocator = &session->allocator,
-                         .memory = &session->memory,
-                         .launch = launch_kernel,
-                         .constants = file_bytes(&model->file, model->file.weights),
-                         .nothing = session->nothing,
-                         .empty = session->nothing,
-                         .threads = options->threads ? options->threads : smelt_processor_count(),
-                         .most_states = options->most_states};
+    session->empty = session->nothing;
     if (model->on_cuda) {
         session->memory = smelt_gpu_allocator(&model->cuda.driver);
-        session->run.device = &smelt_gpu_memory;
-        session->run.launch = smelt_launch_grids;
-        if (model->cuda.weights) {
-            session->run.constants = (const char *)(uintptr_t)model->cuda.weights;
-        }
+        session->empty = NULL;
     }
-    session->threads = (Threads){.threads = session->run.threads,
+    session->threads = (Threads){.threads = options->threads ? options->threads : smelt_processor_count(),
                                  .parallel_for = options->parallel_for,
                                  .context = options->parallel_context,
                                  .allocator = &session->allocator};
@@ -155,12 +186,12 @@ smelt_session_new(smelt_model *model, const smelt_session_options *given, smelt_
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
     new_session->model = model;
-    describe_run(new_session, &options);
+    describe_session(new_session, &options);
     atomic_fetch_add(&model->references, 1);
     atomic_flag_clear(&new_session->busy);
     CudaContext before;
     const smelt_status status = smelt_enter(new_session, &before, error);
-    const bool is_made = !status && make_parts(new_session);
+    const bool is_made = !status && make_parts(new_session, &options);
     if (!status) {
         smelt_leave(new_session, before);
     }
@@ -173,26 +204,36 @@ smelt_session_new(smelt_model *model, const smelt_session_options *given, smelt_
 }
 
 static void
+drop_run(EntryRun *at)
+{
+    smelt_session *session = at->session;
+    const size_t inputs = at->entry->inputs.count;
+    smelt_run_end(&at->run);
+    for (size_t i = 0; at->inputs && i < inputs; i++) {
+        smelt_block_drop(&session->allocator, &at->inputs[i].host);
+    }
+    smelt_release(&session->allocator, at->inputs, inputs, sizeof *at->inputs);
+    smelt_release(&session->allocator, at->parameters, parameter_count(at->entry), sizeof(void *));
+    drop_product_plans(at);
+}
+
+static void
 drop_parts(smelt_session *session)
 {
     const smelt_model *model = session->model;
     const smelt_allocator *memory = &session->memory;
-    Run *run = &session->run;
-    smelt_run_end(run);
-    for (size_t i = 0; session->inputs && i < model->inputs.count; i++) {
-        smelt_block_drop(&session->allocator, &session->inputs[i].host);
+    for (size_t i = 0; session->runs && i < model->entry_count; i++) {
+        drop_run(&session->runs[i]);
     }
-    smelt_release(&session->allocator, session->inputs, model->inputs.count, sizeof *session->inputs);
-    smelt_release(&session->allocator, session->parameters, parameter_count(model), sizeof(void *));
-    drop_product_plans(session);
+    smelt_release(&session->allocator, session->runs, model->entry_count, sizeof *session->runs);
     if (session->state_mapped) {
         munmap(session->state_map, session->state_mapped);
     }
-    else if (run->state_data && run->state_data != run->empty) {
-        memory->release(memory->context, run->state_data, (size_t)model->file.state->bytes);
+    else if (session->state && session->state != session->empty) {
+        memory->release(memory->context, session->state, (size_t)model->file.state->bytes);
     }
-    if (run->empty && run->empty != session->nothing) {
-        memory->release(memory->context, run->empty, sizeof session->nothing);
+    if (session->empty && session->empty != session->nothing) {
+        memory->release(memory->context, session->empty, sizeof session->nothing);
     }
     if (session->stream) {
         model->cuda.driver.stream_destroy(session->stream);
@@ -227,17 +268,17 @@ smelt_session_model(const smelt_session *session)
 /* --- inputs -------------------------------------------------------------------------------------------------- */
 
 static smelt_status
-check_sizes(smelt_session *session, const RegisterRecord *record, const smelt_info *info, const smelt_tensor *tensor,
+check_sizes(EntryRun *at, const RegisterRecord *record, const smelt_info *info, const smelt_tensor *tensor,
             smelt_error *error)
 {
-    const int64_t i = smelt_run_wrong_dimension(&session->run, record, tensor->sizes);
+    const int64_t i = smelt_run_wrong_dimension(&at->run, record, tensor->sizes);
     if (i < 0) {
         return SMELT_OK;
     }
     const smelt_dim *dim = &info->dims[i];
     const long long size = tensor->sizes[i], place = i, low = dim->low, high = dim->high;
     if (size >= low && size <= high) {
-        const long long elsewhere = ~session->run.named[session->model->table.dims[record->dims + i].name];
+        const long long elsewhere = ~at->run.named[at->entry->table.dims[record->dims + i].name];
         return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %lld is %lld, and %s is %lld elsewhere", info->name,
                           place, size, dim->name, elsewhere);
     }
@@ -264,11 +305,11 @@ is_contiguous(const smelt_tensor *tensor)
 
 /* Contiguous, in memory of its own. */
 static bool
-gather_input(const smelt_session *session, const smelt_tensor *tensor, Register *taken, Block *block)
+gather_input(EntryRun *at, const smelt_tensor *tensor, Register *taken, Block *block)
 {
     int64_t strides[SMELT_MAX_RANK];
     smelt_contiguous_strides(taken->sizes, tensor->rank, strides);
-    if (!smelt_block_fits(&session->allocator, block, taken->bytes)) {
+    if (!smelt_block_fits(at->run.allocator, block, taken->bytes)) {
         return false;
     }
     smelt_copy_strided(block->memory, strides, tensor->data, tensor->strides ? tensor->strides : strides, taken->sizes,
@@ -277,13 +318,13 @@ gather_input(const smelt_session *session, const smelt_tensor *tensor, Register 
 }
 
 static smelt_status
-take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
+take_to_host(EntryRun *at, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
              TakenInput *input, smelt_error *error)
 {
     if (is_contiguous(tensor) && (uintptr_t)tensor->data % (uintptr_t)table_item_size(info->dtype) == 0) {
         return SMELT_OK;
     }
-    if (!gather_input(session, tensor, taken, &taken->current)) {
+    if (!gather_input(at, tensor, taken, &taken->current)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
@@ -293,7 +334,7 @@ take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor 
 
 /* Memory of the GPU is used where it is, if it begins where kernels take all memory to begin. */
 static smelt_status
-take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
+take_to_gpu(EntryRun *at, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
             TakenInput *input, bool is_there, smelt_error *error)
 {
     enum { ALIGNMENT = 16 };
@@ -304,24 +345,24 @@ take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *
     if (is_there && (uintptr_t)tensor->data % ALIGNMENT == 0) {
         return SMELT_OK;
     }
-    if (!smelt_block_fits(&session->memory, &taken->current, taken->bytes)
-        || (!contiguous && !gather_input(session, tensor, taken, &input->host))) {
+    if (!smelt_block_fits(at->run.memory, &taken->current, taken->bytes)
+        || (!contiguous && !gather_input(at, tensor, taken, &input->host))) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
     input->staged = true;
-    return is_there ? run_copy(&session->run, WITHIN_REGISTERS, taken->data, tensor->data, taken->bytes, error)
-                    : run_copy(&session->run, TO_REGISTERS, taken->data, contiguous ? tensor->data : input->host.memory,
+    return is_there ? run_copy(&at->run, WITHIN_REGISTERS, taken->data, tensor->data, taken->bytes, error)
+                    : run_copy(&at->run, TO_REGISTERS, taken->data, contiguous ? tensor->data : input->host.memory,
                                taken->bytes, error);
 }
 
 static smelt_status
-take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, smelt_error *error)
+take_input(EntryRun *at, size_t number, const smelt_tensor *tensor, smelt_error *error)
 {
-    const smelt_info *info = &session->model->inputs.infos[number];
-    const int64_t place = session->model->inputs.registers[number];
-    Register *taken = &session->run.registers[place];
-    TakenInput *input = &session->inputs[number];
+    const smelt_info *info = &at->entry->inputs.infos[number];
+    const int64_t place = at->entry->inputs.registers[number];
+    Register *taken = &at->run.registers[place];
+    TakenInput *input = &at->inputs[number];
     taken->ready = input->staged = false;
     if (tensor->dtype == SMELT_NONE) {
         return info->flags & SMELT_OPTIONAL ? SMELT_OK
@@ -335,7 +376,7 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has %d dimensions, and must have %d", info->name,
                           tensor->rank, info->rank);
     }
-    smelt_status status = check_sizes(session, &session->model->table.registers[place], info, tensor, error);
+    smelt_status status = check_sizes(at, &at->entry->table.registers[place], info, tensor, error);
     if (status) {
         return status;
     }
@@ -350,18 +391,18 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
         taken->sizes[i] = tensor->sizes[i];
     }
     taken->bytes = bytes;
-    taken->data = bytes ? tensor->data : session->run.empty;
-    const bool is_there = bytes && run_is_there(&session->run, tensor->data);
+    taken->data = bytes ? tensor->data : at->run.empty;
+    const bool is_there = bytes && run_is_there(&at->run, tensor->data);
     status = !bytes ? SMELT_OK
-             : session->model->on_cuda ? take_to_gpu(session, info, tensor, taken, input, is_there, error)
-                                       : take_to_host(session, info, tensor, taken, input, error);
+             : at->run.device ? take_to_gpu(at, info, tensor, taken, input, is_there, error)
+                                       : take_to_host(at, info, tensor, taken, input, error);
     if (status) {
         return status;
     }
     if (info->rank == 0) {
         taken->number = 0;
         const int64_t known = bytes < (int64_t)sizeof taken->number ? bytes : (int64_t)sizeof taken->number;
-        status = is_there ? run_fetch(&session->run, &taken->number, tensor->data, known, error) : SMELT_OK;
+        status = is_there ? run_fetch(&at->run, &taken->number, tensor->data, known, error) : SMELT_OK;
         if (!is_there) {
             memcpy(&taken->number, tensor->data, (size_t)known);
         }
@@ -382,21 +423,21 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, sm
 
 /* What the model wrote to an input that was copied. */
 static smelt_status
-give_back(smelt_session *session, size_t number, const smelt_tensor *tensor, smelt_error *error)
+give_back(EntryRun *at, size_t number, const smelt_tensor *tensor, smelt_error *error)
 {
-    const smelt_info *info = &session->model->inputs.infos[number];
-    const Register *taken = &session->run.registers[session->model->inputs.registers[number]];
-    TakenInput *input = &session->inputs[number];
+    const smelt_info *info = &at->entry->inputs.infos[number];
+    const Register *taken = &at->run.registers[at->entry->inputs.registers[number]];
+    TakenInput *input = &at->inputs[number];
     if (!input->staged || !(info->flags & SMELT_WRITTEN)) {
         return SMELT_OK;
     }
-    if (run_is_there(&session->run, tensor->data)) {
-        return run_copy(&session->run, WITHIN_REGISTERS, tensor->data, taken->data, taken->bytes, error);
+    if (run_is_there(&at->run, tensor->data)) {
+        return run_copy(&at->run, WITHIN_REGISTERS, tensor->data, taken->data, taken->bytes, error);
     }
     const char *from = taken->data;
-    if (session->model->on_cuda) {
-        smelt_status status = smelt_block_fits(&session->allocator, &input->host, taken->bytes)
-                                  ? run_fetch(&session->run, input->host.memory, from, taken->bytes, error)
+    if (at->run.device) {
+        smelt_status status = smelt_block_fits(at->run.allocator, &input->host, taken->bytes)
+                                  ? run_fetch(&at->run, input->host.memory, from, taken->bytes, error)
                                   : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
         if (status) {
             return status;
@@ -411,9 +452,9 @@ give_back(smelt_session *session, size_t number, const smelt_tensor *tensor, sme
 }
 
 static smelt_status
-take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error)
+take_inputs(EntryRun *at, const smelt_tensor *inputs, size_t count, smelt_error *error)
 {
-    const size_t expected = session->model->inputs.count;
+    const size_t expected = at->entry->inputs.count;
     if (count && inputs == NULL) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "the inputs are NULL, and the model takes %zu", expected);
     }
@@ -421,10 +462,10 @@ take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, sm
         return smelt_fail(error, SMELT_ERROR_INPUT, "the model takes %zu inputs, and got %zu", expected, count);
     }
     for (size_t i = 0; i < count; i++) {
-        smelt_run_forget(&session->run, &session->model->table.registers[session->model->inputs.registers[i]]);
+        smelt_run_forget(&at->run, &at->entry->table.registers[at->entry->inputs.registers[i]]);
     }
     for (size_t i = 0; i < count; i++) {
-        const smelt_status status = take_input(session, i, &inputs[i], error);
+        const smelt_status status = take_input(at, i, &inputs[i], error);
         if (status) {
             return status;
         }
@@ -434,19 +475,33 @@ take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, sm
 
 /* Nothing of a call is under way any more when it ends, however it does. */
 static smelt_status
-run_inside(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error)
+run_inside(EntryRun *at, const smelt_tensor *inputs, size_t count, smelt_error *error)
 {
-    smelt_status status = take_inputs(session, inputs, count, error);
+    smelt_status status = take_inputs(at, inputs, count, error);
     if (!status) {
-        Threads *before = smelt_threads_begin(&session->threads);
-        status = smelt_run_states(&session->run, error);
+        Threads *before = smelt_threads_begin(&at->session->threads);
+        status = smelt_run_states(&at->run, error);
         smelt_threads_end(before);
     }
     for (size_t i = 0; !status && i < count; i++) {
-        status = give_back(session, i, &inputs[i], error);
+        status = give_back(at, i, &inputs[i], error);
     }
-    const smelt_status waited = run_settle(&session->run, status ? NULL : error);
+    const smelt_status waited = run_settle(&at->run, status ? NULL : error);
     return status ? status : waited;
+}
+
+smelt_status
+smelt_session_choose(smelt_session *session, size_t entry, smelt_error *error)
+{
+    if (session == NULL || entry >= session->model->entry_count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no entry point %zu", entry);
+    }
+    if (atomic_flag_test_and_set(&session->busy)) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
+    }
+    session->chosen = &session->runs[entry];
+    atomic_flag_clear(&session->busy);
+    return SMELT_OK;
 }
 
 smelt_status
@@ -458,14 +513,15 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
     if (atomic_flag_test_and_set(&session->busy)) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
     }
-    session->returned = false;
+    EntryRun *at = session->chosen;
+    at->returned = false;
     CudaContext context;
     smelt_status status = smelt_enter(session, &context, error);
     if (!status) {
-        status = run_inside(session, inputs, count, error);
+        status = run_inside(at, inputs, count, error);
         smelt_leave(session, context);
     }
-    session->returned = !status;
+    at->returned = !status;
     atomic_flag_clear(&session->busy);
     return status;
 }
@@ -475,34 +531,34 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
 smelt_status
 smelt_output(const smelt_session *session, size_t number, smelt_tensor *output, smelt_error *error)
 {
-    if (session == NULL || output == NULL || number >= session->model->outputs.count) {
+    if (session == NULL || output == NULL || number >= session->chosen->entry->outputs.count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
     }
-    if (!session->returned) {
+    if (!session->chosen->returned) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there are no outputs before a call that succeeds");
     }
-    *output = session->run.outputs[number].tensor;
+    *output = session->chosen->run.outputs[number].tensor;
     return SMELT_OK;
 }
 
 smelt_status
 smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes, smelt_error *error)
 {
-    if (session == NULL || number >= session->model->outputs.count) {
+    if (session == NULL || number >= session->chosen->entry->outputs.count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
     }
-    session->run.outputs[number].bound = data;
-    session->run.outputs[number].bound_bytes = data ? bytes : 0;
+    session->chosen->run.outputs[number].bound = data;
+    session->chosen->run.outputs[number].bound_bytes = data ? bytes : 0;
     return SMELT_OK;
 }
 
 smelt_status
 smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant, smelt_error *error)
 {
-    if (session == NULL || state == NULL || variant == NULL || !session->returned) {
+    if (session == NULL || state == NULL || variant == NULL || !session->chosen->returned) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "no call has returned");
     }
-    *state = session->run.state;
-    *variant = session->run.variant;
+    *state = session->chosen->run.state;
+    *variant = session->chosen->run.variant;
     return SMELT_OK;
 }

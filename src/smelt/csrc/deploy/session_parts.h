@@ -12,18 +12,28 @@ typedef struct {
     Block host;  /* on its way to a GPU */
 } TakenInput;
 
+/* An entry point at work. */
+typedef struct EntryRun {
+    Run run; /* first: the functions of a run find their entry point and session by it */
+    smelt_session *session;
+    const Entry *entry;
+    bool returned;
+    TakenInput *inputs;
+    void **parameters; /* of a launch that is grids */
+    ProductPlans products;
+} EntryRun;
+
 struct smelt_session {
-    Run run; /* first: the functions of a run find their session by it */
     smelt_model *model;
+    EntryRun *runs;  /* of each entry point of the model */
+    EntryRun *chosen;
     smelt_allocator allocator;
     smelt_allocator memory; /* of registers, the arena and workspaces: the host's, or that of a GPU */
     CudaStream stream;
     Threads threads;
     atomic_flag busy;
-    bool returned;
-    TakenInput *inputs;
-    void **parameters; /* of a launch that is grids */
-    ProductPlans products;
+    char *state;     /* of all entry points */
+    char *empty;     /* where tensors without elements are, where registers are */
     size_t state_mapped; /* bytes of state that are mapped from the file; 0: allocated */
     char *state_map;
     char nothing[64];

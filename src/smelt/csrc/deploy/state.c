@@ -9,7 +9,7 @@
 static smelt_status
 begin(smelt_session *session, size_t number, smelt_error *error)
 {
-    if (session == NULL || number >= session->model->states.count) {
+    if (session == NULL || number >= session->model->entries->states.count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no state %zu", number);
     }
     if (atomic_flag_test_and_set(&session->busy)) {
@@ -31,18 +31,18 @@ strides_of(const Table *table, const RegisterRecord *record, const int64_t *size
 smelt_status
 smelt_state(smelt_session *session, size_t number, smelt_tensor *state, smelt_error *error)
 {
-    if (session == NULL || state == NULL || number >= session->model->states.count) {
+    if (session == NULL || state == NULL || number >= session->model->entries->states.count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no state %zu", number);
     }
     if (session->model->on_cuda) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "state %s is in memory of a GPU: read and write copies of it",
-                          session->model->states.infos[number].name);
+                          session->model->entries->states.infos[number].name);
     }
-    const int64_t place = session->model->states.registers[number];
-    const Table *table = &session->model->table;
+    const int64_t place = session->model->entries->states.registers[number];
+    const Table *table = &session->model->entries->table;
     const RegisterRecord *record = &table->registers[place];
     *state = (smelt_tensor){.dtype = (smelt_dtype)record->dtype, .rank = (int)record->rank,
-                            .sizes = session->run.registers[place].sizes, .data = session->run.registers[place].data};
+                            .sizes = session->runs->run.registers[place].sizes, .data = session->runs->run.registers[place].data};
     if (record->stride_count) { /* references are words, one after the other */
         state->strides = &table->references[record->strides].number;
     }
@@ -66,14 +66,14 @@ look_at(smelt_session *session, const Piece *piece, char **data, smelt_error *er
     if (!session->model->on_cuda) {
         return SMELT_OK;
     }
-    if (!smelt_block_fits(&session->allocator, &session->run.fetched, piece->own->bytes)) {
+    if (!smelt_block_fits(&session->allocator, &session->runs->run.fetched, piece->own->bytes)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
     }
-    *data = session->run.fetched.memory;
+    *data = session->runs->run.fetched.memory;
     CudaContext before;
     smelt_status status = smelt_enter(session, &before, error);
     if (!status) {
-        status = run_fetch(&session->run, *data, piece->own->data, piece->own->bytes, error);
+        status = run_fetch(&session->runs->run, *data, piece->own->data, piece->own->bytes, error);
         smelt_leave(session, before);
     }
     return status;
@@ -106,8 +106,8 @@ write_piece(smelt_session *session, const Piece *piece, const void *from, smelt_
     }
     status = smelt_enter(session, &before, error);
     if (!status) {
-        status = run_copy(&session->run, TO_REGISTERS, piece->own->data, data, piece->own->bytes, error);
-        status = status ? status : run_settle(&session->run, error);
+        status = run_copy(&session->runs->run, TO_REGISTERS, piece->own->data, data, piece->own->bytes, error);
+        status = status ? status : run_settle(&session->runs->run, error);
         smelt_leave(session, before);
     }
     return status;
@@ -123,9 +123,9 @@ copy_all(smelt_session *session, void *to, const void *from, smelt_error *error)
     if (status) {
         return status;
     }
-    status = to ? run_fetch(&session->run, to, session->run.state_data, bytes, error)
-                : run_copy(&session->run, TO_REGISTERS, session->run.state_data, from, bytes, error);
-    status = status ? status : run_settle(&session->run, error);
+    status = to ? run_fetch(&session->runs->run, to, session->state, bytes, error)
+                : run_copy(&session->runs->run, TO_REGISTERS, session->state, from, bytes, error);
+    status = status ? status : run_settle(&session->runs->run, error);
     smelt_leave(session, before);
     return status;
 }
@@ -138,10 +138,10 @@ copy_state(smelt_session *session, size_t number, void *to, const void *from, si
     if (status) {
         return status;
     }
-    const int64_t place = session->model->states.registers[number];
-    const Table *table = &session->model->table;
+    const int64_t place = session->model->entries->states.registers[number];
+    const Table *table = &session->model->entries->table;
     const RegisterRecord *record = &table->registers[place];
-    Register *own = &session->run.registers[place];
+    Register *own = &session->runs->run.registers[place];
     const int64_t item = table_item_size(record->dtype), expected = smelt_sized_bytes(own->sizes, record->rank, item);
     int64_t plain[SMELT_MAX_RANK], strides[SMELT_MAX_RANK];
     if (expected < 0 || (uint64_t)expected != bytes || (bytes && to == NULL && from == NULL)) {
@@ -203,12 +203,12 @@ smelt_session_save(smelt_session *session, const char *path, smelt_error *error)
         return status;
     }
     const File *file = &session->model->file;
-    const char *state = session->run.state_data;
+    const char *state = session->state;
     if (session->model->on_cuda) {
-        status = smelt_block_fits(&session->allocator, &session->run.fetched, file->state->bytes)
-                     ? copy_all(session, session->run.fetched.memory, NULL, error)
+        status = smelt_block_fits(&session->allocator, &session->runs->run.fetched, file->state->bytes)
+                     ? copy_all(session, session->runs->run.fetched.memory, NULL, error)
                      : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
-        state = file->state->bytes ? session->run.fetched.memory : session->nothing;
+        state = file->state->bytes ? session->runs->run.fetched.memory : session->nothing;
     }
     status = status ? status : smelt_file_save(file, path, state, error);
     atomic_flag_clear(&session->busy);
@@ -232,24 +232,24 @@ static smelt_status
 load_state(smelt_session *session, const smelt_model *from, smelt_error *error)
 {
     const smelt_model *model = session->model;
-    for (size_t i = 0; i < model->states.count; i++) {
-        const smelt_info *info = &model->states.infos[i];
+    for (size_t i = 0; i < model->entries->states.count; i++) {
+        const smelt_info *info = &model->entries->states.infos[i];
         const ptrdiff_t source_number = smelt_model_find_state(from, info->name);
-        if (source_number < 0 || !is_same(info, &from->states.infos[source_number])) {
+        if (source_number < 0 || !is_same(info, &from->entries->states.infos[source_number])) {
             return smelt_fail(error, SMELT_ERROR_MISMATCH, "the checkpoint has no state %s, or one of another shape",
                               info->name);
         }
     }
     const char *saved = file_bytes(&from->file, from->file.state);
-    for (size_t i = 0; i < model->states.count; i++) {
-        const ptrdiff_t source_number = smelt_model_find_state(from, model->states.infos[i].name);
-        const RegisterRecord *source = &from->table.registers[from->states.registers[source_number]];
-        const RegisterRecord *record = &model->table.registers[model->states.registers[i]];
-        Register *own = &session->run.registers[model->states.registers[i]];
+    for (size_t i = 0; i < model->entries->states.count; i++) {
+        const ptrdiff_t source_number = smelt_model_find_state(from, model->entries->states.infos[i].name);
+        const RegisterRecord *source = &from->entries->table.registers[from->entries->states.registers[source_number]];
+        const RegisterRecord *record = &model->entries->table.registers[model->entries->states.registers[i]];
+        Register *own = &session->runs->run.registers[model->entries->states.registers[i]];
         int64_t strides[SMELT_MAX_RANK], theirs[SMELT_MAX_RANK];
         if (own->bytes) {
-            strides_of(&model->table, record, own->sizes, strides);
-            strides_of(&from->table, source, own->sizes, theirs);
+            strides_of(&model->entries->table, record, own->sizes, strides);
+            strides_of(&from->entries->table, source, own->sizes, theirs);
             const Piece piece = {own, strides, theirs, record->rank, table_item_size(record->dtype)};
             const smelt_status status = write_piece(session, &piece, saved + source->data, error);
             if (status) {

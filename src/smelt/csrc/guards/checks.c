@@ -499,6 +499,7 @@ static const CheckKind kinds[] = {
     {"tensor", 6, tensor_prepare, tensor_holds, tensor_explain, false, BY_TENSOR},
     {"unbound", 0, NULL, unbound_holds, unbound_explain, true, BY_ABSENCE},
     {"calls", 2, callable_prepare, calls_hold, calls_explain, true, BY_PROCESS},
+    {"replaced", 1, NULL, replaced_holds, replaced_explain, true, BY_PROCESS},
     {"class has", 2, class_prepare, class_has_holds, class_has_explain, false, BY_CLASS},
     {"class lacks", 1, class_prepare, class_lacks_holds, class_lacks_explain, false, BY_CLASS},
     {"subclass", 2, subclass_prepare, subclass_holds, subclass_explain, false, BY_CLASS},
@@ -519,7 +520,7 @@ find_check(PyObject *name)
         }
     }
     PyErr_Format(PyExc_ValueError,
-                 "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, "
+                 "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, replaced, "
                  "class has, class lacks, subclass, unregistered, next has, next lacks, of class, method, predicate", name);
     return NULL;
 }

@@ -194,6 +194,12 @@ PyObject *of_class_explain(const Check *check, PyObject *value);
 PyObject *class_version(PyObject *module, PyObject *value);
 int guard_classes_init(void); /* 0, or -1 with an exception */
 
+/* The row about replaced operators (guards/operators.c). */
+int replaced_holds(const Check *check, PyObject *value);
+PyObject *replaced_explain(const Check *check, PyObject *value);
+PyObject *watch_operators(PyObject *module, PyObject *args);
+PyObject *replaced_operators(PyObject *module, PyObject *nothing);
+
 /* Where PyTorch keeps what a tensor is (guards/tensor_memory.c): whether memory says that the tensor passes. False: it may. */
 bool tensor_memory_holds(const TensorSpec *spec, PyObject *value);
 /* Notes what the memory of a tensor that passed looks like. */

@@ -15,6 +15,7 @@ from smelt.deploy.call_form import CallForm
 from smelt.deploy.errors import ExportError
 from smelt.deploy.state.homes import Home, Homes
 from smelt.deploy.state.names import StateNames
+from smelt.deploy.state.sharing import Copies, EntryState
 from smelt.device.host_library import HOST
 from smelt.ir.artifact.machine import Argument, ArgumentKind, Register, RegisterKind, RegisterView, Storage
 from smelt.symbolic.shapes import span
@@ -37,7 +38,8 @@ class _Draft:
 class Registers:
     """Numbers registers, and makes storages of what they hold."""
 
-    def __init__(self, form: CallForm, homes: Homes | None = None) -> None:
+    def __init__(self, form: CallForm, homes: Homes | None = None, shared: EntryState | None = None) -> None:
+        self._shared = shared or EntryState()
         self._homes = homes or Homes(form.target)
         self._drafts: list[_Draft] = []
         self._names = StateNames(form.target)
@@ -45,7 +47,6 @@ class Registers:
         self._by_tensor: dict[int, int] = {}
         self._by_home: dict[Home, int] = {}
         self._kept: list[Any] = []  # whose ids are keys
-        self._generator: list[tuple[str, torch.Tensor]] | None = None
         self.arguments = tuple(self._argument(leaf) for leaf in form.leaves)
         self.paths = {leaf.path: number for number, leaf in enumerate(form.leaves)}
 
@@ -131,11 +132,12 @@ class Registers:
     def generator(self) -> tuple[RegisterView, RegisterView]:
         """Registers of the seed and of the offset that random numbers follow from. Both are state: a program may begin
         with another seed."""
-        if self._generator is None:
+        generator = self._shared.generator
+        if not generator:
             seed = torch.tensor(torch.initial_seed() & _LARGEST_SEED, device=HOST)
-            self._generator = [(name, each) for name, each in (("seed", seed), ("offset", torch.zeros_like(seed)))]
+            generator += [("seed", seed), ("offset", torch.zeros_like(seed))]
         views = []
-        for name, tensor in self._generator:
+        for name, tensor in generator:
             number = self.kept(tensor, Given((("value", tensor),), f"generator.{name}", tensor))
             self.write(number)
             views.append(RegisterView(number, (), ()))
@@ -157,6 +159,10 @@ class Registers:
 
     def name_of(self, number: int) -> str:
         return self._drafts[number].name
+
+    def rely_on(self, tensor: torch.Tensor, text: str) -> None:
+        """What a tensor holds has decided what the function does."""
+        self._shared.relied.append((tensor, text))
 
     def share_memory(self, one: int, other: int) -> bool:
         """Whether two registers that are kept may show the same bytes."""
@@ -180,7 +186,7 @@ class Registers:
         places: dict[int, tuple[int, int, RegisterKind]] = {}
         for group in groups.values():
             kind = RegisterKind.STATE if any(draft.written for draft in group) else RegisterKind.CONSTANT
-            storage, offsets = _copied(group)
+            storage, offsets = _copied(group, self._shared.copies)
             for draft, offset in zip(group, offsets, strict=True):
                 places[id(draft)] = (len(storages), offset, kind)
             storages.append(storage)
@@ -214,8 +220,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + int(span(tensor.shape, tensor.stride())) * tensor.itemsize
 
 
-def _copied(group: list[_Draft]) -> tuple[Storage, list[int]]:
-    """The bytes that some tensors show of one memory, and where in them each begins."""
+def _copied(group: list[_Draft], copies: Copies) -> tuple[Storage, list[int]]:
+    """The bytes that some tensors show of one memory, and where in them each begins. `copies`: those that there are."""
     spans = []
     for draft in group:
         assert draft.tensor is not None
@@ -224,6 +230,9 @@ def _copied(group: list[_Draft]) -> tuple[Storage, list[int]]:
     last = max(end for _, end in spans)
     held = group[0].tensor
     assert held is not None
-    whole = torch.empty(0, dtype=torch.uint8, device=held.device).set_(held.untyped_storage())
-    data = whole[first : min(last, whole.numel())].to(HOST, copy=True)
-    return Storage(group[0].name, data), [begin - first for begin, _ in spans]
+    storage = held.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=held.device).set_(storage)
+    key = _storage_key(held), first, last
+    if key not in copies:
+        copies[key] = storage, whole[first : min(last, whole.numel())].to(HOST, copy=True)
+    return Storage(group[0].name, copies[key][1], storage, first), [begin - first for begin, _ in spans]

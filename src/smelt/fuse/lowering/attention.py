@@ -45,16 +45,28 @@ from smelt.ops.promote import widened
 from smelt.ops.record import OperandLayout
 from smelt.ops.views import expand
 from smelt.symbolic.shapes import Shape, Size, span
+from smelt.symbolic.symsize import hint, same_sizes
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+GPU_FORWARD = (
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
 # The arguments of each, as kernels call them.
 _ARGUMENTS: dict[object, tuple[str, ...]] = {
     FORWARD: ("q", "k", "v", "dropout_p", "is_causal"),
     BACKWARD: ("g", "q", "k", "v", "y", "l", "dropout_p", "is_causal"),
+    GPU_FORWARD[0]: ("q", "k", "v", "dropout_p", "is_causal"),
+    GPU_FORWARD[1]: ("q", "k", "v", "m", "with_sums", "dropout_p", "is_causal"),
+    GPU_FORWARD[2]: ("q", "k", "v", "m", "with_sums", "dropout_p", "is_causal"),
 }
-_NAMES = {"query": "q", "key": "k", "value": "v", "attn_mask": "m", "grad_out": "g", "out": "y", "logsumexp": "l"}
+_NAMES = {
+    "query": "q", "key": "k", "value": "v", "attn_mask": "m", "attn_bias": "m", "grad_out": "g", "out": "y",
+    "logsumexp": "l",
+}  # fmt: skip
 
 RefOf = Callable[[fx.Node], Ref]
 
@@ -80,16 +92,21 @@ def read_attention(node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, Te
     if asked.get("dropout_p"):
         return "drops weights at random, which kernels do not"
     specs = {name: tensor_spec(each) for name, each in tensors.items()}
-    if any(spec.varies for spec in specs.values()):
+    if any(spec.varies for spec in specs.values()) and node.target not in GPU_FORWARD:
         return "has sizes that vary"
     reason = _why_not(specs)
     if reason is not None:
         return reason
     refs = {name: through_copy(ref_of(each)) for name, each in tensors.items()}
     scale, causal = asked.get("scale"), bool(asked.get("is_causal"))
+    if node.target in GPU_FORWARD:
+        if causal and specs["q"].shape[2] != specs["k"].shape[2]:
+            return "is causal with fewer queries than keys"
+        _share_heads(tensors, refs, specs, ref_of)
+    shapes = {name: (refs[name].layout.shape if name in "kv" else spec.shape) for name, spec in specs.items()}
     width = specs["q"].shape[3]
-    scores = _Scores(refs, specs, 1 / math.sqrt(width) if scale is None else float(scale), causal)
-    stages_and_outputs = scores.forward(dict(results)) if node.target is FORWARD else scores.backward(dict(results))
+    scores = _Scores(refs, specs, shapes, 1 / math.sqrt(width) if scale is None else float(scale), causal)
+    stages_and_outputs = scores.backward(dict(results)) if node.target is BACKWARD else scores.forward(dict(results))
     return scores.call(*stages_and_outputs, gradients=node.target is BACKWARD)
 
 
@@ -108,12 +125,52 @@ def _why_not(specs: dict[str, TensorSpec]) -> str | None:
     return None
 
 
+def _share_heads(
+    tensors: dict[str, fx.Node], refs: dict[str, Ref], specs: dict[str, TensorSpec], ref_of: RefOf
+) -> None:
+    """Have heads of keys that are copies of each other read once, in place: k and v are each
+
+    view(clone(expand(unsqueeze(keys, 2), [2, 8, 4, 512, 64])), [2, 32, 512, 64])
+    """
+    shared: dict[str, Ref] = {}
+    for name in "kv":
+        source = _repeated(tensors[name], specs[name])
+        if source is None:
+            return
+        ref = ref_of(source)
+        shape, stride = (tuple(each[dim] for dim in (0, 1, 3, 4)) for each in (ref.layout.shape, ref.layout.stride))
+        shared[name] = Ref(ref.value, OperandLayout(shape, stride, ref.layout.offset))
+    refs.update(shared)
+
+
+def _repeated(value: fx.Node, spec: TensorSpec) -> fx.Node | None:
+    """Heads by how often each is repeated, if a value is a copy of such, laid out head by head."""
+    nodes = [value]
+    for target in (aten.view.default, aten.clone.default):
+        source = nodes[-1].args[0] if nodes[-1].target is target else None
+        if not isinstance(source, fx.Node):
+            return None
+        nodes.append(source)
+    expanded = tensor_spec(nodes[-1])
+    if len(expanded.shape) != 5 or expanded.stride[2] != 0:
+        return None
+    batch, heads, times, length, width = expanded.shape
+    return nodes[-1] if same_sizes(spec.shape, (batch, heads * times, length, width)) else None
+
+
 class _Scores:
     """The scores of an attention, and the kernels that use them."""
 
-    def __init__(self, refs: dict[str, Ref], specs: dict[str, TensorSpec], scale: float, causal: bool) -> None:
+    def __init__(
+        self,
+        refs: dict[str, Ref],
+        specs: dict[str, TensorSpec],
+        shapes: dict[str, Shape],
+        scale: float,
+        causal: bool,
+    ) -> None:
         self.refs, self.scale, self.causal = refs, scale, causal
-        self.query, self.key, self.value = (specs[name].shape for name in "qkv")
+        self.query, self.key, self.value = (shapes[name] for name in "qkv")
         self.dtype = widened(specs["q"].dtype)
         self.shared = self.query[1] // self.key[1]
         self.names: dict[FusionValue, str] = {}
@@ -129,8 +186,8 @@ class _Scores:
         rows = (Axis("b", self.query[0]), Axis("g", self.key[1]), Axis("r", self.shared), Axis("i", self.query[2]))
         name = "attention_gradients" if gradients else "attention"
         kernel = Kernel(name, rows, (Axis("j", self.key[2]),), (*inputs, *outputs), stages)
-        count, width = int(self.query[0] * self.query[1]), int(self.query[3])
-        sizes = AttentionSizes(count, int(self.query[2]), int(self.key[2]), width, self.causal, gradients)
+        count, width = hint(self.query[0] * self.query[1]), hint(self.query[3])
+        sizes = AttentionSizes(count, hint(self.query[2]), hint(self.key[2]), width, self.causal, gradients)
         return AttentionCall(kernel, tuple(self.names), sizes)
 
     def forward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:

@@ -17,7 +17,7 @@ from smelt.symbolic.shapes import Shape, Size
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """A dim of the product, or behind those an axis of its sum, to be split, and the extent of the inner part."""
 
     number: int
@@ -42,11 +42,11 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
             return None
         sizes = (*call.shape, *call.rule.axes)
         place = (factor.offset, *factor.stride, *factor.along)
-        indices = _split(sizes, place, copied.shape, stride)
+        indices = split(sizes, place, copied.shape, stride)
         if indices is None:
             return None
-        if isinstance(indices, _Cut):
-            call = _with_cut(call, indices)
+        if isinstance(indices, Cut):
+            call = cut_call(call, indices)
             continue
         total = [copied.offset, *(0 for _ in sizes)]
         for index, step in zip(indices, copied.stride, strict=True):
@@ -59,8 +59,8 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
 
 def moved(view: OperandLayout, stride: Shape, copied: OperandLayout) -> OperandLayout | None:
     """A view of a copy that is dense by `stride`, as a view of the source at `copied`."""
-    indices = _split(view.shape, (view.offset, *view.stride), copied.shape, stride)
-    if indices is None or isinstance(indices, _Cut):
+    indices = split(view.shape, (view.offset, *view.stride), copied.shape, stride)
+    if indices is None or isinstance(indices, Cut):
         return None
     total = [copied.offset, *(0 for _ in view.shape)]
     for index, step in zip(indices, copied.stride, strict=True):
@@ -73,18 +73,16 @@ def copied(rule: ContractRule, product: OperandLayout, stride: Shape, copy: Oper
     `copy`."""
     shape, steps = copy.shape, copy.stride
     while True:
-        split = _split(shape, (copy.offset, *steps), product.shape, product.stride)
-        if split is None:
+        indices = split(shape, (copy.offset, *steps), product.shape, product.stride)
+        if indices is None:
             return None
-        if not isinstance(split, _Cut):
+        if not isinstance(indices, Cut):
             break
-        number, inner = split.number, split.inner
+        number, inner = indices.number, indices.inner
         shape = (*shape[:number], shape[number] // inner, inner, *shape[number + 1 :])
         steps, stride = (
             (*strides[:number], strides[number] * inner, *strides[number:]) for strides in (steps, stride)
         )
-    indices = split
-
     def moved(offset: Size, steps: Shape) -> list[Size]:
         total = [offset, *(0 for _ in shape)]
         for index, step in zip(indices, steps, strict=True):
@@ -102,7 +100,7 @@ def copied(rule: ContractRule, product: OperandLayout, stride: Shape, copy: Oper
     return CopiedProduct(shape, stride, ContractRule(rule.axes, read(rule.left), read(rule.right)))
 
 
-def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list[Size]] | _Cut | None:
+def split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list[Size]] | Cut | None:
     """The index along each dim of dense memory, from a position in it: a start and a step for each of `sizes`."""
     rest = list(place)
     indices: list[list[Size]] = [[0] * len(place)] * len(shape)
@@ -115,12 +113,12 @@ def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list
         for number, (part, size) in enumerate(zip(rest[1:], sizes, strict=True)):
             inner = step // part if part and step % part == 0 else 0
             if 1 < inner < size and size % inner == 0:
-                return _Cut(number, inner)
+                return Cut(number, inner)
         return None
     return indices
 
 
-def _with_cut(call: ProductCall, cut: _Cut) -> ProductCall:
+def cut_call(call: ProductCall, cut: Cut) -> ProductCall:
     """The same product, with one dim or axis split in two."""
     dims = len(call.shape)
     is_dim, number = cut.number < dims, cut.number if cut.number < dims else cut.number - dims

@@ -60,9 +60,9 @@ def through_copy(ref: Ref) -> Ref:
 
 
 def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[FusionRead, ...]:
-    """The readings of a product's factors, which must be in memory."""
+    """The readings of a product's factors and their scales, which must be in memory."""
     readings = []
-    for factor, source in zip(call.rule.factors, sources, strict=True):
+    for factor, source in zip(call.rule.reads, sources, strict=True):
         source.needed = True
         readings.append(FusionRead(source, factor.stride, factor.offset, identity_read=False, indirect=True))
     return tuple(readings)
@@ -138,6 +138,8 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles, is_for_library
         reading = value.readings[0]
         product, spec = reading.value, value.spec
         if not isinstance(product.rule, ContractRule) or product.needed or product.users != [value]:
+            continue
+        if any(factor.quantized is not None for factor in product.rule.factors):
             continue
         if product.spec.dtype is not spec.dtype or not is_dense(spec.shape, spec.stride):
             continue

@@ -8,6 +8,7 @@ product is a kernel where the target's estimate is clearly below the measured ti
 were not decomposed are kernels where kernels were measured to be faster.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
@@ -17,13 +18,21 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
-from smelt.device.product_costs import MatrixSizes, is_as_fast, library_attention, library_costs
-from smelt.fuse.lowering.attention import FORWARD, AttentionCall, RefOf, read_attention
+from smelt.device.product_costs import (
+    MatrixSizes,
+    ProductCosts,
+    gpu_library_costs,
+    is_as_fast,
+    is_measured,
+    library_attention,
+    library_costs,
+)
+from smelt.fuse.lowering.attention import BACKWARD, GPU_FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
-from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.kernel import Axis, Buffer, Contract, Element, Factor, Index, Kernel, Quantized, Role, Stage, Store
 from smelt.ir.products.library_product import library_product
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.ops.record import View
@@ -102,10 +111,18 @@ class ProductChoice:
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
         if self.wanted == "auto":
-            by_kernel = self.convolutions == "auto" and _why_by_kernel(node) if convolves else _is_on_host(node)
+            by_kernel = self.convolutions == "auto" and _why_by_kernel(node) if convolves else self._is_compared(node)
             if not by_kernel:
                 return None
         return _read(node, layout_of)
+
+    def _is_compared(self, node: fx.Node) -> bool:
+        """Whether it is known how long the library takes on the device of a product."""
+        return _is_on_host(node) or is_measured(self._gpu(tensor_spec(node).device))
+
+    def _gpu(self, device: torch.device) -> str:
+        """The target of kernels on a GPU; "" on the host."""
+        return "" if on_host(device) else self.targets.name_of(device) or ""
 
     def decide(
         self,
@@ -128,24 +145,44 @@ class ProductChoice:
             return Decision(True, asked if self.wanted == "own" else _why_by_kernel(node) or asked)
         if sizes.multiplications < LEAST:
             return Decision(False, f"multiplies {sizes}, which is too little for a kernel to be worth it")
-        if sums.dtype is torch.float32 and may_round_products():
+        gpu = self._gpu(sums.device)
+        if gpu:  # which waits for memory at few rows, whatever the precision
+            costs = gpu_library_costs(gpu, sizes, factors[1].dtype, along=along)
+        elif sums.dtype is torch.float32 and may_round_products():
             return Decision(False, "multiplies, and the library may do so with less precision")
-        costs = library_costs(sizes, sums.dtype, along=along)
-        converted = _converted(call, factors) * CYCLES_TO_CONVERT
+        else:
+            costs = library_costs(sizes, sums.dtype, along=along)
+        return self._compared(call, factors, sums, sizes, costs, followed=followed)
+
+    def _compared(
+        self,
+        call: ProductCall,
+        factors: Sequence[TensorSpec],
+        sums: TensorSpec,
+        sizes: MatrixSizes,
+        costs: ProductCosts | str,
+        *,
+        followed: bool,
+    ) -> Decision:
+        on_gpu = bool(self._gpu(sums.device))  # where the costs of the library include conversions
+        itemsize = (factors[1] if on_gpu else sums).dtype.itemsize
+        converted = 0.0 if on_gpu else _converted(call, factors) * CYCLES_TO_CONVERT
         if isinstance(costs, str) and not converted:
             return Decision(False, costs)  # before the target is asked, which loads what makes code
-        kernel_cycles = self.cycles(call.rule, factors, sums)
+        kernel_cycles, least = self.cycles(call.rule, factors, sums), float(LEAST_SAVED)
         if isinstance(kernel_cycles, str):
             return Decision(False, kernel_cycles)
+        if math.isinf(kernel_cycles):
+            return Decision(False, f"multiplies {sizes}, which kernels for this device do in no known time")
         if isinstance(costs, str):  # at least the conversion; on some processors the product takes as long either way
             ours = LAUNCH + kernel_cycles
             library = converted + (ours if is_as_fast(sums.dtype) else 0)
         else:
-            ours = LAUNCH + kernel_cycles * costs.lateness
-            followers = LAUNCH + hint(sums.nbytes) * CYCLES_A_BYTE if followed else 0
-            library = costs.cycles(sizes, sums.dtype.itemsize) + followers + converted
+            ours, least = LAUNCH + kernel_cycles * costs.lateness, costs.least_saved
+            followers = LAUNCH + hint(sums.nbytes) * costs.byte_after if followed else 0
+            library = costs.cycles(sizes, itemsize) + followers + converted
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
-        own = library - ours >= max(LEAST_SAVED, LEAST_PART * ours)
+        own = library - ours >= max(least, LEAST_PART * ours)
         return Decision(own, share if own else f"{share} by a kernel, which saves too little")
 
     def attend(
@@ -154,17 +191,24 @@ class ProductChoice:
         """The kernel of an attention and the reason, or the reason why it is a library call."""
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
-        if not results or (node.target is FORWARD and results[0][0] != 0):
+        if not results or (node.target is not BACKWARD and results[0][0] != 0):
             return "is not asked for what it weighs"
+        if node.target in GPU_FORWARD and (len(results) > 1 or self.wanted == "auto"):
+            reason = self._why_not_few_queries(node, results)
+            if reason is not None:
+                return reason
         call = read_attention(node, ref_of, results)
         if isinstance(call, str):
             return call
-        library = None if self.wanted == "own" else self._library_attention(call, results[0][1])
+        on_gpu = node.target in GPU_FORWARD
+        library = None if self.wanted == "own" or on_gpu else self._library_attention(call, results[0][1])
         if isinstance(library, str):
             return library
         cycles = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
         if isinstance(cycles, str):
             return f"weighs, and there is no code for that: {cycles}"
+        if on_gpu and self.wanted == "auto":
+            return call, f"attends {call.sizes}: each key is read once, in place"
         if library is None:
             return call, f"attends {call.sizes}, as the option `products` asks for"
         ours = LAUNCH + cycles
@@ -172,6 +216,15 @@ class ProductChoice:
         if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
         return call, share
+
+    def _why_not_few_queries(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
+        """Why attention on a GPU is the library's, as far as its sizes tell."""
+        if len(results) > 1:
+            return "is asked for more than what it weighs, for gradients"
+        spec = results[0][1]
+        if not is_measured(self._gpu(spec.device)):
+            return "attends, for which nothing was measured on such a GPU"
+        return None if hint(spec.shape[2]) <= FEW_QUERIES else "attends with many queries"
 
     def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
         """Cycles that the library takes for an attention, or why they are unknown."""
@@ -209,7 +262,7 @@ def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
     """Elements that the library needs as wider floats, while a kernel reads them directly. Values shared by several
     calls count by their share."""
     total = 0.0
-    for node, factor in zip((call.left, call.right), factors, strict=True):
+    for node, factor in zip((call.left, call.right), factors[:2], strict=True):
         if tensor_spec(node).dtype is not factor.dtype:
             while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
                 node = node.all_input_nodes[0]
@@ -222,9 +275,9 @@ def _is_view(node: fx.Node) -> bool:
 
 
 LAUNCH = 1_500  # cycles that a kernel takes to be called
-CYCLES_A_BYTE = 0.5  # of a result that is written and read again, which a kernel saves for what follows
 CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
+FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 
@@ -242,16 +295,25 @@ def bare_kernel(rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorS
         terms += [(axis.name, step) for axis, step in zip(axes, along, strict=True) if step]
         return Index(tuple(terms), offset)
 
-    def factor(name: str, read: FactorRead) -> Factor:
+    names_of = {id(read): f"in{number}" for number, read in enumerate(rule.reads)}
+
+    def element(read: FactorRead) -> Element:
+        return Element(names_of[id(read)], index(read.stride, read.along, read.offset))
+
+    def factor(read: FactorRead) -> Factor:
         bounds = tuple((index(each.stride, each.along, each.offset), each.extent) for each in read.bounds)
-        return Factor(name, index(read.stride, read.along, read.offset), bounds)
+        at, quantized = element(read), None
+        if read.quantized is not None:
+            zero, low = (None if each is None else element(each) for each in (read.quantized.zero, read.quantized.low))
+            quantized = Quantized(read.quantized.kind, element(read.quantized.scale), zero, low, read.quantized.offset)
+        return Factor(at.buffer, at.index, bounds, quantized)
 
     buffers = [
         Buffer(name, spec.dtype, span(spec.shape, spec.stride), Role.INPUT)
-        for name, spec in zip(("left", "right"), factors, strict=True)
+        for name, spec in zip(names_of.values(), factors, strict=True)
     ]
     buffers.append(Buffer("sums", sums.dtype, span(shape, stride), Role.OUTPUT))
-    contract = Contract("p", axes, factor("left", rule.left), factor("right", rule.right), sums.dtype)
+    contract = Contract("p", axes, factor(rule.left), factor(rule.right), sums.dtype)
     store = Store("sums", index(stride, (0,) * len(axes), 0), "p")
     rows, inner = (
         tuple(Axis(names[dim], shape[dim]) for dim in outside_in if (stride[dim] < cols) is within)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.kernel import IntegerKind
 from smelt.ops.record import FoldCall, Pointwise, ScanCall, ScatterCall
 from smelt.symbolic.shapes import Shape, Size, product
 
@@ -107,18 +108,41 @@ class FactorBound:
 
 @dataclass(frozen=True, slots=True)
 class FactorRead:
-    """Where a product reads a factor: strides over its own dims, and `along` the summed axes."""
+    """Where a product reads a factor: strides over its own dims, and `along` the summed axes. Those of a `quantized`
+    factor count integers, of which two may share a byte."""
 
     stride: Shape
     along: Shape
     offset: Size = 0
     bounds: tuple[FactorBound, ...] = ()
+    quantized: "QuantizedRead | None" = None
+
+    @property
+    def reads(self) -> "tuple[FactorRead, ...]":
+        """The scale and the rest of a quantized factor."""
+        return () if self.quantized is None else self.quantized.reads
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRead:
+    """As `ir.kernel.Quantized`, over the dims and axes of a product. What it reads follows the product's factors among
+    its readings: scale, zero, low, as far as there are."""
+
+    kind: IntegerKind
+    scale: FactorRead
+    zero: FactorRead | None
+    low: FactorRead | None
+    offset: int
+
+    @property
+    def reads(self) -> tuple[FactorRead, ...]:
+        return tuple(each for each in (self.scale, self.zero, self.low) if each is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ContractRule:
     """A product: at each point the sum over `axes` of left times right, in the dtype of the value. The readings 0 and 1
-    are the factors, which are in memory, because each point reads many of their elements."""
+    are the factors, which are in memory, because each point reads many of their elements; scales follow."""
 
     axes: Shape
     left: FactorRead
@@ -127,6 +151,11 @@ class ContractRule:
     @property
     def factors(self) -> tuple[FactorRead, FactorRead]:
         return self.left, self.right
+
+    @property
+    def reads(self) -> tuple[FactorRead, ...]:
+        """Where each reading is: the factors, then the scales of quantized ones."""
+        return (self.left, self.right, *self.left.reads, *self.right.reads)
 
     @property
     def runs_along(self) -> bool:

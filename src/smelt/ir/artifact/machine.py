@@ -12,6 +12,7 @@ sizes in its program, its checks and what it returns are expressions over them (
 (`Dimension`), with bounds, for whoever calls.
 """
 
+from dataclasses import field
 from enum import Enum
 
 import torch
@@ -42,10 +43,13 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes that registers show, each a view: weights that share memory in Python share it here."""
+    """Bytes that registers show, each a view: weights that share memory in Python share it here. `origin`: PyTorch's
+    storage that they are of, from byte `begin` on, by which entry points of one file share them."""
 
     name: str
     data: torch.Tensor  # of bytes, one dimension, on the host
+    origin: torch.UntypedStorage | None = field(default=None, compare=False, repr=False)
+    begin: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

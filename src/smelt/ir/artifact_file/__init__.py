@@ -8,7 +8,9 @@
     WEIGHTS    what CONSTANT registers hold: nothing writes it, all processes share the pages
     STATE      what STATE registers hold at first: each session has its own, and saving writes this section anew
 
-A target is a TABLE and a CODE with the same number: programs differ between targets, as fusion does. Those that suit a
+A target is a TABLE and a CODE with the same number: programs differ between targets, as fusion does. A file
+with several entry points has a TABLE and a CODE for each in every target, in the same order; their tables are named
+MODEL.ENTRY, and have the same registers of STATE. Those that suit a
 processor best come first; the first whose machine and features a processor has is used. Everything is little-endian.
 Sections follow each other in that order, each at the next multiple of its alignment, with zeros between them. A
 checksum is XXH64 (seed 0) of a section's bytes; the header's is that of header and directory, its own field zero.

@@ -21,7 +21,7 @@ from smelt.ir.table.records import Register, RegisterKind, Table
 
 @dataclass(frozen=True, slots=True)
 class TargetPart:
-    """A target: what it needs (`feature_mask`), its state machine and its machine code."""
+    """An entry point for a target: what that needs (`feature_mask`), a state machine and its machine code."""
 
     machine: Machine
     features: int
@@ -52,12 +52,13 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
     """All that a file holds. `weights` is what registers that are CONSTANT hold, `state` what those of STATE begin
-    with."""
+    with. `entries`: how many entry points it has; parts of one target follow each other, one for each."""
 
     manifest: Mapping[str, Any]
     targets: tuple[TargetPart, ...]
     weights: Data
     state: Data
+    entries: int = 1
 
 
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> None:
@@ -71,9 +72,18 @@ def check_table(table: bytes | memoryview, weights: int, state: int, kernels: in
 def check_artifact(artifact: ArtifactFile) -> None:
     """The rules of all but tables."""
     require(artifact.targets, "the artifact", "has no target")
+    count = artifact.entries
+    require(count > 0 and len(artifact.targets) % count == 0, "the artifact", "has targets without all entry points")
+    names = [part.table.name for part in artifact.targets[:count]]
+    is_named = count == 1 or all(all(name.rpartition(".")) for name in names)
+    require(is_named, "the artifact", "has a table that is not named MODEL.ENTRY")
+    entries = {name.rpartition(".")[2] for name in names}
+    require(len(entries) == count, "the artifact", "has two entry points of one name")
     states = None
     for number, part in enumerate(artifact.targets):
-        where = f"target {number}"
+        where, first = f"target {number // count}", artifact.targets[number // count * count]
+        require((part.machine, part.features) == (first.machine, first.features), where, "is of several machines")
+        require(count == 1 or part.table.name == names[number % count], where, "has other entry points than target 0")
         require(part.machine in FEATURES, where, f"has no machine: {part.machine!r}")
         is_grid = part.machine == Machine.CUDA
         known = MOST_CAPABILITY if is_grid else (1 << len(FEATURES[Machine(part.machine)])) - 1

@@ -27,6 +27,7 @@ def read(data: Any) -> ArtifactFile:
             parts.append(TargetPart(Machine(table.machine), table.features, read_table(table.data), image))
         except BadTable as error:  # C does not look into the text of strings
             raise ArtifactError(str(error)) from error
-    artifact = ArtifactFile(manifest_in(sections), tuple(parts), weights, state)
+    entries = sum(each.target == 0 for each in sections) // 2
+    artifact = ArtifactFile(manifest_in(sections), tuple(parts), weights, state, entries)
     check_artifact(artifact)
     return artifact

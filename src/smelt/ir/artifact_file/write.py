@@ -35,7 +35,7 @@ def _sections(artifact: ArtifactFile) -> list[Section]:
             raise ArtifactError(f"the table cannot be written: {error}") from error
         check_table(table, artifact.weights.bytes, artifact.state.bytes, len(part.code.entries))
         for kind, data in ((Kind.TABLE, table), (Kind.CODE, code_bytes(part.code))):
-            sections.append(Section.of(kind, data, number, part.machine, part.features))
+            sections.append(Section.of(kind, data, number // artifact.entries, part.machine, part.features))
     for kind, held in ((Kind.WEIGHTS, artifact.weights), (Kind.STATE, artifact.state)):
         parts = [(begin, memoryview(data).cast("B")) for begin, data in held.parts.items()]
         sections.append(Section(kind, tuple(parts)))

@@ -252,6 +252,20 @@ class Remote:
 
 
 @dataclass(slots=True, eq=False)
+class Mma:
+    """The product of two matrices of `kind`, 16 × 16 and 16 × 8, added to 16 × 8 sums: by a warp of 32. In lane 4·g + t
+    a word has two elements of a row of `a`, or of a column of `b`, from 2·t on. The words of `a` are of row g and of
+    row g + 8, then of both from 2·t + 8 on; those of `b` of column g, alike. The sums are of row g, columns 2·t and
+    2·t + 1, then of row g + 8."""
+
+    results: tuple[Value, ...]
+    kind: str  # "bf16" or "f16"
+    a: tuple[Value, ...]
+    b: tuple[Value, ...]
+    sums: tuple[Value, ...]
+
+
+@dataclass(slots=True, eq=False)
 class For:
     """Runs `body` for `index` from `first` up to `last`. `carried` are `starts`, then what the last run of the body
     yields. The results are `yields` of the last run. `may_skip`: the range may be empty; the results are then
@@ -302,7 +316,7 @@ class Return:
 
 Node = (
     Compute | Convert | Splat | Pack | Permute | Extract | Reduce | Address | Alloc | Load | Store | Prefetch
-    | Fence | Atomic | CompareExchange | Call | Id | Shuffle | Barrier | Remote | For | If | Repeat | Return
+    | Fence | Atomic | CompareExchange | Call | Id | Shuffle | Barrier | Remote | Mma | For | If | Repeat | Return
 )  # fmt: skip
 
 
@@ -327,8 +341,9 @@ class SharedArray:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`kind`: "entry", which callers of the module use; "internal"; "shared", which other modules may have too; or
-    "grid", which a GPU launches. Names of parameters begin with `%`."""
+    """`kind`: "entry", which callers of the module use; "internal"; "shared", which other modules may have too;
+    "support", which LLVM calls in place of an instruction; or "grid", which a GPU launches. Names of parameters begin
+    with `%`."""
 
     name: str
     params: tuple[Value, ...]

@@ -223,6 +223,11 @@ _FITS: dict[type, Callable[[Any], bool]] = {
     loops.Shuffle: lambda n: n.mode in ("xor", "up", "from") and _same(Value("", "i32"), n.value, n.lane, n.out),
     loops.Barrier: lambda n: n.scope in ("warp", "block", "cluster", "leave"),
     loops.Remote: lambda n: _is(n.pointer, loops.SHARED) and _is(n.rank, "i32") and _is(n.out, loops.CLUSTER),
+    loops.Mma: lambda n: (
+        n.kind in ("bf16", "f16") and (len(n.a), len(n.b), len(n.sums)) == (4, 2, 4)
+        and all(_is(each, "i32") for each in (*n.a, *n.b)) and all(_is(each, "f32") for each in n.sums)
+        and _agree(n.sums, n.results)
+    ),
     loops.Call: lambda n: isinstance(n.callee, str) or _is(n.callee, loops.POINTER),
     For: lambda n: (
         _same(n.index, n.first, n.last) and _is(n.index, INTEGERS) and n.step > 0

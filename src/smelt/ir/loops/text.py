@@ -193,6 +193,9 @@ _LINES: dict[type, Callable[[Any], str]] = {
     loops.Id: lambda node: f"{node.out.name} = id {node.what}{f' {_name(node.at)}' if node.at is not None else ''}",
     loops.Shuffle: lambda node: f"{node.out.name} = shuffle {node.mode} {_typed(node.value)}, {_name(node.lane)}",
     loops.Barrier: lambda node: f"barrier {node.scope}",
+    loops.Mma: lambda node: (
+        f"{_names(node.results)} = mma {node.kind} ({_names(node.a)}) * ({_names(node.b)}) + ({_names(node.sums)})"
+    ),
     loops.Remote: lambda node: f"{node.out.name} = remote {node.pointer.name} of block {_name(node.rank)}",
     If: lambda node: f"{_results(node.results)}if {_name(node.condition)}:",
     loops.Return: lambda node: f"return {_typed(node.value)}",

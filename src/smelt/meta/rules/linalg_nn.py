@@ -419,8 +419,8 @@ def _index_select(value: Any, dim: int, index: Any) -> Any:
 def _roll(value: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Pieces joined again, and so laid out as a join of them is; PyTorch's own description overlooks channels-last."""
     shape = tuple(value.shape)
-    once = len(dims) == len(shifts) == 1 and -len(shape) <= dims[0] < len(shape) and 0 not in shape
-    if once and value.is_contiguous() and not suggests_channels_last(shape, value.stride()):
+    known = 0 < len(dims) == len(shifts) and all(-len(shape) <= dim < len(shape) for dim in dims) and 0 not in shape
+    if known and value.is_contiguous() and not suggests_channels_last(shape, value.stride()):
         return row_major(shape, value.dtype)
     if not dims or any(size < 2 for size in shape) or not suggests_channels_last(shape, value.stride()):
         return NotImplemented
@@ -439,6 +439,7 @@ def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
 RULES = by_operator(
     (_product(2, 2), "mm"),
     (_product(2, 1), "mv"),
+    (_product(1, 1), "dot"),
     (_product(3, 3), "bmm"),
     (_added_product(2), "addmm"),
     (_added_product(3), "baddbmm"),

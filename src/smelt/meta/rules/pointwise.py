@@ -113,6 +113,7 @@ def _like(value: Any, *rest: Any, **options: Any) -> Any:
     return laid_out_like(value) if value.dtype in FLOATS else NotImplemented
 
 
+_binary_of_floats = _binary(FLOATS, _same)
 _binary_of_integers = _binary(KNOWN - FLOATS, _same)
 
 
@@ -264,10 +265,10 @@ _WIDE_UNARY = [
     "special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1", "special_spherical_bessel_j0",
 ]  # fmt: skip
 """Which PyTorch has not for floats of 16 bits."""
-_SAME_UNARY = ["abs", "neg", "sign", "relu"]
+_SAME_UNARY = ["abs", "neg", "sign", "sgn", "relu"]
 _FLOATS_UNARY = [
     "gelu", "silu", "mish", "hardswish", "hardsigmoid", "elu", "leaky_relu", "softplus", "softshrink", "hardshrink",
-    "frac", "threshold",
+    "frac", "threshold", "celu", "logit",
 ]  # fmt: skip
 _BOOL_UNARY = ["logical_not", "signbit", "isnan", "isposinf", "isneginf"]
 _COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
@@ -303,7 +304,9 @@ def _table() -> dict[str, Rule]:
     enter(("div", "copysign"), ("Tensor", "Scalar"), _binary(KNOWN, float_result))
     enter(("atan2",), ("default",), _binary(KNOWN, float_result))
     enter(("xlogy",), ("Tensor",), _binary(KNOWN, float_result))
-    enter(("logaddexp", "hypot", "nextafter"), ("default",), _binary(FLOATS, _same))
+    enter(("special_xlog1py",), ("default",), _binary(KNOWN, float_result))
+    enter(("logaddexp", "logaddexp2", "hypot", "nextafter", "igamma", "igammac"), ("default",), _binary_of_floats)
+    enter(("heaviside",), ("default",), _matched(2, KNOWN))
     enter(_COMPARISONS, ("Tensor", "Scalar"), _binary(KNOWN, _bool))
     enter(("logical_and", "logical_or", "logical_xor"), ("default",), _binary(KNOWN, _bool))
     enter(_BITS, ("Tensor", "Scalar"), _bits)

@@ -119,6 +119,10 @@ def _vector_norm(
     return _reduced(value, dim, keepdim, value.dtype)
 
 
+def _norm(value: Any, order: Any, dim: Any, keepdim: bool = False) -> Any:
+    return _vector_norm(value, order, dim, keepdim)
+
+
 def _running(value: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """`cumsum`, `cumprod`."""
     result_dtype = dtype or _sum_dtype(value.dtype)
@@ -180,6 +184,7 @@ RULES = by_operator(
     (_value_and_position, "max.dim min.dim"),
     (_log_sum_exp, "logsumexp"),
     (_vector_norm, "linalg_vector_norm"),
+    (_norm, "norm.ScalarOpt_dim"),
     (_running, "cumsum cumprod"),
     (_log_cum_sum_exp, "logcumsumexp"),
     (_running_extreme, "cummax cummin"),

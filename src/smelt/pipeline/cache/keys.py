@@ -25,6 +25,7 @@ from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.serialize import CannotStore
 from smelt.meta.devices import current_devices
+from smelt.meta.replaced_operators import replaced_operators
 from smelt.pipeline.cache.graph_json import digest, dump
 from smelt.torch_abi.aoti_shims import connect
 
@@ -126,16 +127,7 @@ def _state() -> str:
     return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)} {native}"
 
 
-# Ours, with a device of our own: where memory lies is no part of a graph, nor how attention is recorded there.
-_harmless = {"aten/_pin_memory/CPU", "aten/scaled_dot_product_attention/AutogradPrivateUse1"}
-
-
 def _refuse_overrides() -> None:
     """Operators of PyTorch's own that the program replaced are not what their names say."""
-    new = torch.library._impls - _harmless  # thousands, of which most were there the last time
-    for name in new:
-        if name.startswith("aten/"):
-            key = name.rpartition("/")[2]
-            if "CPU" in key or "Autograd" in key or "Composite" in key:
-                raise CannotStore(f"the program replaced an operator of PyTorch's: {name}")
-    _harmless.update(new)
+    for name in sorted(replaced_operators()):
+        raise CannotStore(f"the program replaced an operator of PyTorch's: {name}")

@@ -128,6 +128,8 @@ def why_no_problem(kernel: Kernel) -> str | None:
     body = kernel.stages[0].body
     if any(isinstance(i, Store) or not isinstance(i, _BODY | Contract | Softmax | WeightedSum) for i in body):
         return "something is stored beside what is weighed"
+    if any(factor.quantized is not None for i in body for factor in _factors_of(i)):
+        return "a factor is quantized"
     normal = _normal(kernel)
     query, key = normal.rows[-1], normal.cols[0]
     for each in normal.instructions():
@@ -145,6 +147,12 @@ def why_no_problem(kernel: Kernel) -> str | None:
     if len({i.dtype for i in body if isinstance(i, Contract | WeightedSum)}) != 1:
         return "it sums in several dtypes"
     return None
+
+
+def _factors_of(instruction: Instruction) -> tuple[Factor, ...]:
+    if isinstance(instruction, Contract):
+        return instruction.factors
+    return (instruction.factor,) if isinstance(instruction, WeightedSum) else ()
 
 
 def problem_of(kernel: Kernel) -> AttentionProblem:

@@ -14,7 +14,7 @@ from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import vectors_of
-from smelt.codegen.cpu.products.problem import Problem, problem_of
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, problem_of
 from smelt.codegen.cpu.products.windows import Window, start, window_of
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
@@ -90,6 +90,8 @@ class DirectConvolution:
 def direct_convolution(problem: Problem, target: Target) -> DirectConvolution | str:
     """How a product is computed directly, or why not."""
     kernel, contract = problem.kernel, problem.contract
+    if problem.is_quantized:
+        return QUANTIZED
     if not kernel.cols or problem.dtype not in (torch.float32, torch.float64):
         return "there is nothing to run along, or sums are not of floating point"
     across = kernel.cols[-1]

@@ -100,7 +100,7 @@ def _blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlock
     return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: DotTile, block: StreamedBlock) -> None:
+def _compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, tile: DotTile) -> None:
     problem = blocks.problem
     with b.when(block.fresh):
         _pack_left(b, problem, tile, block)
@@ -177,7 +177,7 @@ class _Dots:
                 corner = sums.at(b.add(b.mul(row, _PITCH), column))
                 for number in range(tile.rows):
                     totals = vectors[number * tile.cols : (number + 1) * tile.cols]
-                    self._store_totals(totals, corner.at(b.mul(_PITCH, number)))
+                    store_totals(totals, corner.at(b.mul(_PITCH, number)), adds=self.adds)
         return b.function(self.name, _TAKEN, "shared")
 
     def _along(self, lines: list[Array], panel: Array) -> list[Value]:
@@ -214,14 +214,16 @@ class _Dots:
     def _right(self, line: Array, at: Value) -> Value:
         return line.load_as(self.dtype, at, self.tile.lanes)
 
-    def _store_totals(self, sums: list[Value], place: Array) -> None:
-        """Store the totals of a row, a register at a time. The excess is overwritten by the next tile or not read."""
-        group = _group(self.problem)
-        for first in range(0, len(sums), group):
-            together, to = sums[first : first + group], place.at(first)
-            beyond = to.zero(self.tile.lanes) if self.adds else together[-1]
-            totals = _totals(self.b, together + [beyond] * (group - len(together)))
-            to.store(self.b.fadd(totals, to.load(0, group)) if self.adds else totals)
+
+def store_totals(sums: list[Value], place: Array, *, adds: bool = False) -> None:
+    """Store the lane sums of a row of vectors, a register at a time; with `adds`, added to what is there. The excess is
+    overwritten by the next tile or not read."""
+    b, lanes, group = place.b, sums[0].lanes, _REGISTER_BITS // BITS[sums[0].kind]
+    for first in range(0, len(sums), group):
+        together, to = sums[first : first + group], place.at(first)
+        beyond = to.zero(lanes) if adds else together[-1]
+        totals = _totals(b, together + [beyond] * (group - len(together)))
+        to.store(b.fadd(totals, to.load(0, group)) if adds else totals)
 
 
 def _totals(b: Builder, sums: list[Value]) -> Value:

@@ -110,7 +110,7 @@ def _blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBloc
     return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
 
 
-def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> None:
+def _compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, tile: RowsTile) -> None:
     problem = blocks.problem
     rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, b.target)
     with b.when(block.fresh):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from smelt.codegen.cpu.kernel_schedules import Limit, ProblemKind, Schedule
-from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
+from smelt.codegen.cpu.products import direct, dot, few_rows, quantized, tiled
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of, why_no_problem
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of
@@ -21,6 +21,7 @@ SCHEDULES = (
         "direct", "convolutions of few taps: the image is copied with its edges, all taps are unrolled",
         direct.why_not, direct.cycles, direct.write,
     ),
+    quantized.SCHEDULE,
 )  # fmt: skip
 _COUNTS = tuple(1 << power for power in range(1, 11))  # that schedules are compared at
 
@@ -28,6 +29,8 @@ _COUNTS = tuple(1 << power for power in range(1, 11))  # that schedules are comp
 def _limits(problem: Problem, best: Schedule, target: Target) -> Iterator[Limit]:
     """Up to how many rows tiles are no better, where those vary; and where several sizes vary, up to where though all
     of them grow: an example of a few rows and columns says nothing of many."""
+    if TILED.why_not(problem, target) is not None:
+        return
     groups = (problem.m, problem.n, problem.k)
     axes = [group[0] for group in groups if len(group) == 1 and is_symsize(group[0].size)]
     for grown in ([axis for axis in axes if problem.m == (axis,)], axes if len(axes) > 1 else []):

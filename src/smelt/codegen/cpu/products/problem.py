@@ -20,6 +20,8 @@ from smelt.ir.substitute_sizes import shape_env_of
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, known_equal
 
+QUANTIZED = "a factor is quantized"
+
 
 @dataclass(frozen=True, slots=True)
 class ProductAxis(Axis):
@@ -95,6 +97,14 @@ class Problem:
     def is_bounded(self) -> bool:
         return bool(self.contract.left.bounds or self.contract.right.bounds)
 
+    @property
+    def is_quantized(self) -> bool:
+        return any(factor.quantized is not None for factor in self.contract.factors)
+
+    def with_contract(self, contract: Contract) -> "Problem":
+        """The same kernel with another contraction."""
+        return replace(self, kernel=_with(self.kernel, self.contract, contract), contract=contract)
+
 
 def count(axes: tuple[ProductAxis, ...]) -> Size:
     """How many points they have together."""
@@ -144,7 +154,7 @@ def problem_of(kernel: Kernel) -> Problem:
 
 
 def _named(factor: Factor) -> frozenset[str]:
-    return factor.index.axes.union(*(position.axes for position, _ in factor.bounds))
+    return frozenset().union(*(index.axes for index in factor.indices))
 
 
 def _axis(contract: Contract, axis: Axis) -> ProductAxis:
@@ -190,6 +200,6 @@ def _with_merged_sum(kernel: Kernel) -> Kernel:
         left, right = (Factor(each.buffer, replace(each.index, offset=0)) for each in contract.factors)
         empty = replace(contract, left=left, right=right)
         return _with(kernel, contract, _over(empty, (Axis(f"{contract.out}.none", 0),), names))
-    indices = [index for factor in contract.factors for index in (factor.index, *(at for at, _ in factor.bounds))]
+    indices = [index for factor in contract.factors for index in factor.indices]
     kept = merged_axes([axis for axis in contract.axes if axis.size != 1], indices)
     return _with(kernel, contract, _over(contract, kept, names.union(axis.name for axis in kept)))

@@ -18,12 +18,12 @@ from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.kernel_schedules import Limit, Schedule
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, problem_of
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, ProductAxis, at_example, problem_of
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
-from smelt.ir.kernel import Factor
+from smelt.ir.kernel import Element, Factor
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal, lesser
@@ -82,6 +82,7 @@ class StreamedBlock:
     packed: Array  # the thread's copy of the left factor's rows
     sums: Array  # what the product is to be in
     fresh: Value  # whether `packed` is yet to be filled
+    elements: tuple[Array, ...] = ()  # scales and the rest of a quantized right factor, from the first column on
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class StreamedSchedule:
     tiles_cost: Callable[[Problem, Any], float]
     packing_cost: float  # cycles for an element of a left factor that is contiguous along the sum
     blocks_of: Callable[[Problem, Target, Any], StreamedBlocks]
-    compute: Callable[[Builder, StreamedBlocks, Any, StreamedBlock], None]
+    compute: Callable[..., None]  # given the builder, the blocks, one of them, and the `tile`
 
     def named(self, name: str, why: str) -> Schedule:
         return Schedule(name, why, self.why_not, self.cycles, self.write, self.needs)
@@ -119,11 +120,19 @@ class StreamedSchedule:
         return self.blocks_of(problem, target, tile), tile
 
     def write(self, code: KernelFunctions, problem: Problem) -> EntryCode:
-        (blocks, tile), part = self._blocks(problem, code.target), code.begin()
-        _Part(part, blocks, partial(self.compute, part, blocks, tile)).write()
-        code.add(part, "part", PART)
-        most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
-        return code.end(most, blocks.extent, blocks.workspace.size)
+        blocks, tile = self._blocks(problem, code.target)
+        return write_blocks(code, blocks, partial(self.compute, tile=tile))
+
+
+def write_blocks(
+    code: KernelFunctions, blocks: StreamedBlocks, compute: Callable[[Builder, StreamedBlocks, StreamedBlock], None]
+) -> EntryCode:
+    """The functions of a product whose blocks `compute` writes."""
+    part = code.begin()
+    _Part(part, blocks, partial(compute, part, blocks)).write()
+    code.add(part, "part", PART)
+    most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
+    return code.end(most, blocks.extent, blocks.workspace.size)
 
 
 def right_bytes(problem: Problem) -> int:
@@ -151,6 +160,8 @@ def as_matrices(problem: Problem) -> Problem:
 
 def _why_no_blocks(problem: Problem) -> str | None:
     """Why a product is not one of plain, non-empty matrices."""
+    if problem.is_quantized:
+        return QUANTIZED
     if problem.is_bounded:
         return "a factor has bounds"
     if len(problem.k) != 1:
@@ -193,6 +204,7 @@ class _Part:
                 blocks.workspace.array(b, "left"),
                 blocks.workspace.array(b, "sums"),
                 b.or_(b.icmp("eq", number, 0), b.icmp("eq", unit, first)),
+                tuple(self._start(each, problem.n, left) for each in problem.contract.right.elements[1:]),
             )
             self.compute(block)
             self._finish(block, top, left)
@@ -202,7 +214,7 @@ class _Part:
             return number, self.b.const("i64", 0)
         return self.b.udiv(number, size), self.b.urem(number, size)
 
-    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: Value) -> Array:
+    def _start(self, factor: Factor | Element, axes: tuple[ProductAxis, ...], first: Value) -> Array:
         """Where the block's rows or columns begin in a factor."""
         at, problem = self.epilogue.at, self.blocks.problem
         batch = {axis.name: at.axes[axis.name] for axis in problem.batch}

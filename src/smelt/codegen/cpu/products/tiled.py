@@ -17,7 +17,7 @@ from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel, micro_kernel_along
 from smelt.codegen.cpu.products.numbers import HEAD, Numbers, read, stored
 from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
-from smelt.codegen.cpu.products.problem import Problem, at_example, count
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, at_example, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import TileShape, rounded
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays
@@ -36,6 +36,8 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
+    if problem.is_quantized:
+        return QUANTIZED
     return None if problem.dtype in _FLOATS else f"tiles are not summed in {problem.dtype}"
 
 

@@ -44,6 +44,8 @@ def why_no_tile(kernel: Kernel) -> str | None:
     contract = contraction_of(kernel)
     if contract is None or not contract.dtype.is_floating_point:
         return "a GPU's kernels multiply floats"
+    if any(factor.quantized is not None for factor in contract.factors):
+        return "a factor is quantized"
     return None
 
 

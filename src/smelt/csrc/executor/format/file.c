@@ -173,7 +173,7 @@ wrong_section(const File *file, int64_t number)
     if (section->kind != (int64_t)kind) {
         return "kind";
     }
-    if (section->target != (of_target ? (number - 1) / 2 : -1)) {
+    if (section->target != (of_target ? (number - 1) / 2 / file->entries : -1)) {
         return "target";
     }
     if (of_target ? section->machine <= ANY_MACHINE || section->machine > CUDA_MACHINE
@@ -183,10 +183,23 @@ wrong_section(const File *file, int64_t number)
     if (section->machine == CUDA_MACHINE && (section->features < 1 || section->features > MOST_CAPABILITY)) {
         return "features: no GPU is like that";
     }
-    if (kind == CODE_SECTION && (section->machine != section[-1].machine || section->features != section[-1].features)) {
-        return "machine: another than its table's";
+    const bool follows = of_target && number > 1 && section[-1].target == section->target;
+    if (follows && (section->machine != section[-1].machine || section->features != section[-1].features)) {
+        return "machine: another than that of its target";
     }
     return NULL;
+}
+
+/* How many tables with their code the first target has: one for each entry point. */
+static int64_t
+count_entries(const File *file)
+{
+    const int64_t count = file->header->sections;
+    int64_t entries = 1;
+    while (1 + 2 * entries < count - 2 && file->sections[1 + 2 * entries].target == 0) {
+        entries++;
+    }
+    return entries;
 }
 
 /* Sessions map state on their own, and write there: pages that were only read for their checksum would be in memory twice.
@@ -212,6 +225,10 @@ smelt_file_check(File *file, bool trusted, smelt_error *error)
     if (count < 5 || count % 2 == 0) {
         return smelt_refuse(error, "header", 0, "number of sections");
     }
+    file->entries = count_entries(file);
+    if ((count - 3) / 2 % file->entries) {
+        return smelt_refuse(error, "header", 0, "number of sections: a target has other entry points than the first");
+    }
     for (int64_t i = 0; i < count; i++) {
         const char *wrong = wrong_section(file, i);
         if (wrong) {
@@ -221,7 +238,7 @@ smelt_file_check(File *file, bool trusted, smelt_error *error)
     file->manifest = &file->sections[0];
     file->weights = &file->sections[count - 2];
     file->state = &file->sections[count - 1];
-    file->targets = (count - 3) / 2;
+    file->targets = (count - 3) / 2 / file->entries;
     forget_pages(file, file->state);
     return SMELT_OK;
 }

@@ -14,7 +14,7 @@ typedef struct {
     const FileHeader *header;
     const FileSection *sections;
     const FileSection *manifest, *weights, *state;
-    int64_t targets; /* each a TABLE and a CODE, from section 1 on */
+    int64_t targets, entries; /* of each target so many entry points, each a TABLE and a CODE, from section 1 on */
 } File;
 
 /* Maps a file. smelt_file_close lets it go. */
@@ -28,15 +28,15 @@ smelt_status smelt_file_check_sections(File *file, bool trusted, smelt_error *er
 smelt_status smelt_file_check(File *file, bool trusted, smelt_error *error);
 
 static inline const FileSection *
-file_table(const File *file, int64_t target)
+file_table(const File *file, int64_t target, int64_t entry)
 {
-    return &file->sections[1 + 2 * target];
+    return &file->sections[1 + 2 * (target * file->entries + entry)];
 }
 
 static inline const FileSection *
-file_code(const File *file, int64_t target)
+file_code(const File *file, int64_t target, int64_t entry)
 {
-    return &file->sections[2 + 2 * target];
+    return &file->sections[2 + 2 * (target * file->entries + entry)];
 }
 
 static inline const char *

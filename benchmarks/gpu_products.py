@@ -1,0 +1,199 @@
+"""Products of few rows on a GPU, by grids of our own and by PyTorch's library.
+
+    python -m benchmarks.gpu_products [--dtype float32] [--across] [--rows 1 4 16] [--shapes 4096x4096]
+    python -m benchmarks.gpu_products --sweep      every split of the work, to choose those of `few_rows.split_of` by
+
+One line is y[m, n] = Σ w[n, k] · x[m, k] for one size (`--across`: w[k, n]). Each launch of a recorded CUDA graph reads
+other weights, 256 MiB in all, so that they come from memory and not from the cache. Columns: microseconds of a launch,
+and the GB/s at which it reads weights, by us and by the library; how often ours goes in the time of the library's; and
+the largest error against float64 as a multiple of the library's.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from smelt import _native
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu.cuda_target import describe_cuda
+from smelt.codegen.gpu.gpu_generator import CudaGenerator, ptx
+from smelt.codegen.gpu.grids import KernelGrids
+from smelt.codegen.gpu.products.few_rows import few_rows
+from smelt.codegen.gpu.products.few_rows_body import FewRows, Split, Way
+from smelt.codegen.write_module import join
+from smelt.ir.check_kernel import contraction_of
+from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.runtime.cuda.driver import devices
+from smelt.runtime.cuda.image import CudaCode
+from smelt.runtime.cuda.launcher import LaunchSupport
+
+Tensor = torch.Tensor
+SHAPES = ("2048x2048", "8192x2048", "2048x8192", "4096x4096", "14336x4096", "4096x14336", "6144x4096", "128256x2048")
+WEIGHT_BYTES, ROUNDS = 256 << 20, 5
+TARGET = describe_cuda("sm_90")
+
+
+@dataclass(frozen=True)
+class Size:
+    rows: int
+    cols: int
+    terms: int
+    dtype: torch.dtype
+    across: bool = False
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.cols * self.terms * self.dtype.itemsize
+
+    def kernel(self) -> Kernel:
+        wide = torch.promote_types(self.dtype, torch.float32)
+        steps = (("j", 1), ("k", self.cols)) if self.across else (("j", self.terms), ("k", 1))
+        left, right = Factor("x", Index((("i", self.terms), ("k", 1)))), Factor("w", Index(steps))
+        contract = Contract("p", (Axis("k", self.terms),), left, right, wide)
+        rounded = () if wide is self.dtype else (Cast("q", "p", self.dtype),)
+        store = Store("y", Index((("i", self.cols), ("j", 1))), "q" if rounded else "p")
+        sizes = {"x": self.rows * self.terms, "w": self.cols * self.terms, "y": self.rows * self.cols}
+        roles = {"x": Role.INPUT, "w": Role.INPUT, "y": Role.OUTPUT}
+        buffers = tuple(Buffer(name, self.dtype, size, roles[name]) for name, size in sizes.items())
+        stages = (Stage(True, (contract, *rounded, store)),)
+        return Kernel("few_rows", (Axis("i", self.rows),), (Axis("j", self.cols),), buffers, stages)
+
+
+def grid_of(size: Size, way: Way | None = None, split: Split | None = None) -> FewRows | str:
+    """The grid that is chosen, or one by another way and split."""
+    kernel = size.kernel()
+    contract = contraction_of(kernel)
+    assert contract is not None
+    grid = few_rows(kernel, contract, TARGET)
+    if isinstance(grid, str) or split is None:
+        return grid
+    return replace(grid, way=way or grid.way, split=split, threads=split.warps * split.teams * TARGET.warp_size)
+
+
+def written(grid: FewRows) -> tuple[EntryCode, str]:
+    generator = CudaGenerator()
+    code = generator.emit("k", KernelGrids(grid.kernel, (grid,), (), 0), TARGET)
+    return replace(code, functions=()), ptx(join([code]), TARGET)
+
+
+def launcher(code: EntryCode, image: CudaCode, buffers: int = 3, workspace: int = 0) -> Callable[..., object]:
+    phases = tuple((0, int(each.blocks), each.threads, each.shared_bytes, each.has_barrier) for each in code.phases)
+    support = LaunchSupport(image, code.phases)
+    return _native.GridLauncher(phases, buffers, workspace, support=support)
+
+
+def graph_time(run: Callable[[Tensor], object], given: Sequence[Tensor]) -> float:
+    """Microseconds of a launch, for each of the tensors. What the first one gives is left."""
+    run(given[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for each in reversed(given):
+            run(each)
+    times = []
+    for _ in range(ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(float(begin.elapsed_time(end)))
+    return min(times) * 1000 / len(given)
+
+
+class Case:
+    """The tensors of one size, what the library takes, and how far it is from float64."""
+
+    def __init__(self, size: Size) -> None:
+        self.size, count = size, max(2, -(-WEIGHT_BYTES // size.weight_bytes))
+        shape = (size.terms, size.cols) if size.across else (size.cols, size.terms)
+        self.weights = [torch.randn(shape, device="cuda", dtype=size.dtype) for _ in range(count)]
+        self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.dtype)
+        self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.dtype)
+        right = self.weights[0] if size.across else self.weights[0].t()
+        self.exact = torch.cat([self.x.double() @ part.double() for part in right.split(8192, 1)], 1)
+        self.library = self.time(lambda w: torch.mm(self.x, w if size.across else w.t(), out=self.y))
+        self.library_error = self.error()
+
+    def error(self) -> float:
+        return float((self.y.double() - self.exact).abs().max())
+
+    def time(self, run: Callable[[Tensor], object]) -> float:
+        """Microseconds of a launch. The result of the first weights is left in `y`."""
+        return graph_time(run, self.weights)
+
+    def line(self, grid: FewRows, run: Callable[..., object]) -> str:
+        self.y.fill_(float("nan"))
+        ours = self.time(lambda w: run(1, self.x, w, self.y))
+        size, error, split = self.size, self.error() / max(self.library_error, 1e-9), grid.split
+        rates = [size.weight_bytes / each / 1000 for each in (ours, self.library)]
+        name = f"{str(size.dtype)[6:]} {size.rows} {size.cols}x{size.terms}{' across' * size.across}"
+        how = f"{grid.way.value} cols {split.cols} warps {split.warps} teams {split.teams} unroll {split.unroll}"
+        return (
+            f"{name} | {how} | {ours:.2f} us {rates[0]:.0f} GB/s | library {self.library:.2f} us {rates[1]:.0f} GB/s"
+            f" | {self.library / ours:.3f} | error {error:.2f}"
+        )
+
+
+def splits(size: Size) -> Iterator[tuple[Way, Split]]:
+    """All that are worth a trial."""
+    powers = (1, 2, 4, 8, 16)
+    if size.across:
+        vector = 16 // size.dtype.itemsize
+        for lanes, warps, unroll in itertools.product((2, 4, 8, 16), (4, 8, 16), (2, 4, 8)):
+            yield Way.ACROSS, Split(lanes * vector, warps, 1, unroll)
+        return
+    if size.dtype.itemsize == 2:
+        for warps, unroll in itertools.product(powers[1:], (2, 4, 8)):
+            if warps * unroll * 32 <= size.terms:
+                yield Way.MATRIX, Split(16, warps, max(1, 8 // warps), unroll)
+    if size.rows <= 4 or size.dtype.itemsize == 4:
+        for cols, warps, unroll in itertools.product((1, 2, 4), powers[1:4], (1, 2, 4)):
+            if warps * unroll * 512 <= size.terms * size.dtype.itemsize:
+                yield Way.ALONG, Split(cols, warps, max(1, 8 // warps), unroll)
+
+
+def grids(sizes: Sequence[Size], sweep: bool) -> list[tuple[Size, FewRows]]:
+    found = []
+    for size in sizes:
+        ways = list(dict.fromkeys(splits(size))) if sweep else [(None, None)]
+        for way, split in ways:
+            grid = grid_of(size, way, split)
+            if isinstance(grid, str):
+                print(f"{size}: {grid}")
+            else:
+                found.append((size, grid))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_products")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--across", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--processes", type=int, default=8)
+    given = parser.parse_args()
+    dtype, shapes = getattr(torch, given.dtype), [tuple(map(int, shape.split("x"))) for shape in given.shapes]
+    sizes = [Size(rows, shape[0], shape[1], dtype, given.across) for shape in shapes for rows in given.rows]
+    todo = grids(sizes, given.sweep)
+    with multiprocessing.get_context("fork").Pool(given.processes) as pool:
+        codes = pool.map(written, [grid for _, grid in todo], chunksize=4)
+    torch.zeros(1, device="cuda")
+    (device, *_), images = devices(), [CudaCode(text) for _, text in codes]
+    with ThreadPoolExecutor(given.processes) as threads:
+        list(threads.map(lambda image: image.image(device), images))
+    for size, every in itertools.groupby(zip(todo, codes, images, strict=True), lambda each: each[0][0]):
+        case = Case(size)
+        for (_, grid), (code, _), image in every:
+            print(case.line(grid, launcher(code, image)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""Products with a quantized right factor, `x @ w.t()`: integers become floats in registers, vectors run along the sum.
+
+    for 4 rows of w: for each group of 64: 4 scales, then 2 times 16 bytes of each row
+    → 32 integers, the lower halves of the bytes and then the upper ones, times 32 elements of x
+
+The right factor is read once, in place. The left factor is copied first, in the order in which the loops read it: what
+lower halves are multiplied with, then what upper halves are. With few rows of x, products are added up for a group and
+scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import KernelFunctions, params
+from smelt.codegen.cpu.kernel_schedules import Schedule
+from smelt.codegen.cpu.products.dot import store_totals
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, ProductAxis, at_example
+from smelt.codegen.cpu.products.streamed_blocks import (
+    StreamedBlock,
+    StreamedBlocks,
+    as_matrices,
+    block_lanes,
+    write_blocks,
+)
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import Builder
+from smelt.device import Target
+from smelt.ir.kernel import Index
+from smelt.ir.loops import Function, Value
+from smelt.ir.tensorspec import short_name
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
+
+_REGISTER_BITS = 128
+_ROWS = 64  # of a block
+_LEFT_ELEMENTS = 128 * 1024  # of a thread's copy of the left factor: they stay in the second cache
+_COLS = 32
+_MOST_ROWS = 6  # of a tile
+_TILE_COLS = 4
+_UNROLL = 4  # vectors of integers in a round
+_BYTES_A_CYCLE = 5  # of integers that are read from memory
+_AHEAD = 1024  # bytes of the right factor that are asked for early
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the sum runs: `groups`, of `units` contiguous bytes each. Steps in the left factor: from one group to the
+    next, from one byte to the next, and to what each integer of a byte is multiplied with. Steps in the right factor
+    are in bytes. `scales`: from one group to the next in each element read beside the integers."""
+
+    groups: int
+    units: int
+    group_left: Size
+    unit_left: Size
+    parts: tuple[Size, ...]
+    group_right: Size
+    scales: tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """`rows` × `cols` results at a time; `lanes` bytes of each row of the right factor a step, `unroll` steps a round.
+    `late`: scales are multiplied with the sums of a group."""
+
+    rows: int
+    cols: int
+    lanes: int
+    unroll: int
+    late: bool
+
+
+def _oriented(problem: Problem) -> Problem:
+    """With the quantized factor on the right."""
+    if problem.contract.left.quantized is not None and problem.contract.right.quantized is None:
+        problem = problem.transposed()
+    return as_matrices(problem)
+
+
+def _layout(problem: Problem) -> _Layout | str:
+    """How the sum runs, or the reason why not along the integers of a row."""
+    quantized = problem.contract.right.quantized
+    assert quantized is not None
+    axes = list(problem.k)
+    parts: tuple[Size, ...] = (0,)
+    if any(is_symsize(size) for axis in axes for size in (axis.size, axis.left, axis.right)):
+        return "how long the sum is varies"
+    if not quantized.is_packed:
+        units, axes = _taken(axes, 1), [axis for axis in axes if axis.right != 1]
+        unit_size, unit_left = (units.size, units.left) if units else (0, 0)
+    else:
+        half = next((axis for axis in axes if axis.size == 2 and abs(axis.right) == 1), None)
+        rest = [axis for axis in axes if axis is not half]
+        units = _taken(rest, 2)
+        if half is not None and units is not None:
+            parts = (0, half.left) if half.right == 1 else (half.left, 0)
+            axes = [axis for axis in rest if axis is not units]
+            unit_size, unit_left = units.size, units.left
+        else:
+            run = _taken(axes, 1)
+            if run is None or run.size % 2:
+                return "the integers of a byte are apart in the sum"
+            parts, axes = (0, run.left), [axis for axis in axes if axis is not run]
+            unit_size, unit_left = run.size // 2, 2 * run.left
+            units = run
+    if units is None:
+        return "the right factor is not contiguous along the sum"
+    if len(axes) > 1:
+        return "the sum is over several axes"
+    outer = axes[0] if axes else ProductAxis("", 1, 0, 0)
+    packed = 2 if quantized.is_packed else 1
+    rows = [axis.right for axis in (*problem.n, *problem.batch)]
+    start = problem.contract.right.index.offset - _first_half(problem)
+    if any(not known_equal(step % packed, 0) for step in (*rows, outer.right, start)):
+        return "rows start within a byte"
+    inner = {axis.name for axis in problem.k} - {outer.name}
+    if any(inner & each.index.axes for each in quantized.elements):
+        return "scales differ within a group"
+    scales = tuple(each.index.stride(outer.name) for each in quantized.elements)
+    return _Layout(int(outer.size), int(unit_size), outer.left, unit_left, parts, outer.right // packed, scales)
+
+
+def _first_half(problem: Problem) -> int:
+    """1 where the sum begins with the upper half of a byte, and goes back to the lower one."""
+    return int(any(axis.right == -1 for axis in problem.k))
+
+
+def _taken(axes: list[ProductAxis], step: int) -> ProductAxis | None:
+    """The axis along which the right factor moves by `step`."""
+    return next((axis for axis in axes if known_equal(axis.right, step)), None)
+
+
+def _why_not(problem: Problem, target: Target) -> str | None:
+    if not problem.is_quantized:
+        return "no factor is quantized"
+    if all(factor.quantized is not None for factor in problem.contract.factors):
+        return "both factors are quantized"
+    problem = _oriented(problem)
+    if problem.contract.right.quantized is None:
+        return QUANTIZED
+    if problem.is_bounded:
+        return "a factor has bounds"
+    if problem.dtype is not torch.float32:
+        return f"integers are multiplied in f32, not in {short_name(problem.dtype)}"
+    if known_equal(problem.multiplications, 0):
+        return "there is nothing to multiply"
+    if not problem.n:
+        return "the right factor has one row"
+    layout = _layout(problem)
+    if isinstance(layout, str):
+        return layout
+    return None if _lanes(layout, target) else "groups are no whole vectors"
+
+
+def _lanes(layout: _Layout, target: Target) -> int:
+    """Elements of a vector; 0 where a group is not whole vectors."""
+    lanes = max(target.vector_bits, _REGISTER_BITS) // 32
+    while layout.units % lanes:
+        lanes //= 2
+    return lanes if lanes * 32 >= _REGISTER_BITS else 0
+
+
+def _tile_of(problem: Problem, layout: _Layout, target: Target) -> _Tile:
+    """Few rows scale late. Of the others, tiles of rows that leave few over."""
+    lanes = _lanes(layout, target)
+    steps = layout.units // lanes
+    unroll = next(count for count in range(min(_UNROLL, steps), 0, -1) if steps % count == 0)
+    rows, cols = hint(problem.rows), min(_TILE_COLS, hint(problem.cols))
+    if rows <= 2:
+        return _Tile(rows, cols if target.vector_registers >= 32 or rows == 1 else 2, lanes, unroll, late=True)
+    most = _MOST_ROWS if target.vector_registers >= 32 else 3
+    cols = cols if target.vector_registers >= 32 else min(cols, 3)
+    best = min(range(2, most + 1), key=lambda each: -(-rows // each) * (each + 3))
+    return _Tile(best, cols, lanes, min(unroll, 2) if unroll % 2 == 0 else unroll, late=False)
+
+
+def _cycles(problem: Problem, target: Target) -> float:
+    problem = at_example(_oriented(problem))
+    layout = _layout(problem)
+    assert not isinstance(layout, str)
+    tile = _tile_of(problem, layout, target)
+    vectors = problem.depth / tile.lanes
+    tiles = -(-problem.rows // tile.rows)
+    step = 1.5 * len(layout.parts) ** 0.5 + (0 if tile.late else 0.5) + tile.rows * 0.55
+    computing = problem.cols * tiles * (vectors * step + layout.groups * (1 + tile.late))
+    reading = problem.cols * layout.groups * layout.units / _BYTES_A_CYCLE
+    packing = problem.rows * problem.depth * (0.5 if layout.unit_left == 1 else 1)
+    return float(problem.batches * (max(computing, reading) + packing))
+
+
+def _blocks_of(problem: Problem, layout: _Layout, target: Target, tile: _Tile) -> StreamedBlocks:
+    """Blocks of rows of the right factor. The problem that they have reads bytes, from the first of a row on."""
+    right = problem.contract.right
+    packed = 2 if right.quantized is not None and right.quantized.is_packed else 1
+    inside = {axis.name for axis in problem.k}
+    terms = tuple((name, step // packed) for name, step in right.index.terms if name not in inside)
+    first = (right.index.offset - _first_half(problem)) // packed
+    contract = replace(problem.contract, right=replace(right, index=Index(terms, first)))
+    n = tuple(replace(axis, right=axis.right // packed) for axis in problem.n)
+    problem = replace(problem.with_contract(contract), n=n)
+    col_step = -(-min(_COLS, hint(problem.cols)) // tile.cols) * tile.cols
+    lanes = block_lanes(problem, target, col_step)
+    while col_step % lanes:
+        col_step += tile.cols
+    steep = _steep(layout, tile)
+    fitting = max(tile.rows, min(_ROWS, _LEFT_ELEMENTS // steep * tile.rows) // tile.rows * tile.rows)
+    row_step = min(fitting, hint(problem.rows))
+    block_rows = -(-row_step // tile.rows) * tile.rows
+    pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _REGISTER_BITS // 32
+    return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows // tile.rows * steep)
+
+
+def _steep(layout: _Layout, tile: _Tile) -> int:
+    """Elements of the copy of a tile of the left factor: its own, and its sums if scales are multiplied late."""
+    return tile.rows * layout.groups * (layout.units * len(layout.parts) + (tile.lanes if tile.late else 0))
+
+
+def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
+    problem = _oriented(problem)
+    layout = _layout(problem)
+    assert not isinstance(layout, str)
+    tile = _tile_of(at_example(problem), layout, code.target)
+    blocks = _blocks_of(problem, layout, code.target, tile)
+
+    def compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock) -> None:
+        with b.when(block.fresh):
+            _pack_left(b, blocks.problem, layout, tile, block)
+        _call_dots(b, blocks, layout, tile, block)
+
+    return write_blocks(code, blocks, compute)
+
+
+SCHEDULE = Schedule(
+    "quantized", "x @ w.t() of integers with scales: they become numbers in registers, w is read in place",
+    _why_not, _cycles, _write,
+)  # fmt: skip
+
+
+# The left factor.
+
+
+def _pack_left(b: Builder, problem: Problem, layout: _Layout, tile: _Tile, block: StreamedBlock) -> None:
+    """Pack the rows of a block in tiles: at each step of a group a vector of each row for each integer of a byte; after
+    the group, the sum of these vectors. Missing rows of a last tile repeat the last row."""
+    apart, lanes = problem.m[0].left if problem.m else 0, tile.lanes
+    with b.loop(0, block.rows, tile.rows) as first:
+        tiles = b.udiv(first, tile.rows)
+        place = block.packed.at(b.mul(tiles, _steep(layout, tile)))
+        numbers = [b.smin(b.add(first, number), b.sub(block.rows, 1)) for number in range(tile.rows)]
+        lines = [block.left.at(b.mul(row, apart)) for row in numbers]
+        with b.loop(0, layout.groups) as group:
+            to = place.at(b.mul(group, _steep(layout, tile) // layout.groups))
+            starts = [line.at(b.mul(group, layout.group_left)) for line in lines]
+            zero = place.zero(lanes)
+            loop = b.begin(0, layout.units, lanes, [zero] * (tile.rows if tile.late else 0))
+            sums = list(loop.values)
+            step = to.at(b.mul(loop.index, tile.rows * len(layout.parts)))
+            for row, start in enumerate(starts):
+                vectors = _vectors(b, problem.dtype, start, layout, loop.index, lanes)
+                for part, vector in enumerate(vectors):
+                    step.store(vector, (row * len(vectors) + part) * lanes)
+                    if tile.late:
+                        sums[row] = b.fadd(sums[row], vector)
+            for row, total in enumerate(loop.end(*sums)):
+                to.store(total, tile.rows * layout.units * len(layout.parts) + row * lanes)
+
+
+def _vectors(b: Builder, dtype: torch.dtype, start: Array, layout: _Layout, unit: Value, lanes: int) -> list[Value]:
+    """What a vector of bytes is multiplied with: for each integer of a byte an element for each lane."""
+    step, here = layout.unit_left, start.at(b.mul(unit, layout.unit_left))
+    if step == 2 and layout.parts == (0, 1):
+        both = here.load_as(dtype, 0, 2 * lanes)
+        return [b.permute(both, range(side, 2 * lanes, 2)) for side in (0, 1)]
+    if known_equal(step, 1):
+        return [here.at(part).load_as(dtype, 0, lanes) for part in layout.parts]
+    return [b.gathered([here.load_as(dtype, part + lane * step) for lane in range(lanes)]) for part in layout.parts]
+
+
+# The sums.
+
+_TAKEN = params("ptr left, ptr right, i64 apart, ptr sums, i64 pitch, i64 rows, i64 cols, i64 groups")
+_LEFT, _RIGHT, _APART, _SUMS, _PITCH, _ROW_COUNT, _WIDTH, _GROUPS = _TAKEN
+_ELEMENTS = [
+    params(f"ptr element{number}, i64 across{number}, i64 along{number}") for number in range(3)
+]  # scale, zero, low: from one column to the next, and from one group to the next
+
+
+def _call_dots(b: Builder, blocks: StreamedBlocks, layout: _Layout, tile: _Tile, block: StreamedBlock) -> None:
+    problem = blocks.problem
+    dots = _Dots(b.target, problem, layout, tile)
+    apart, quantized = problem.n[0].right, dots.quantized
+    args: list[Value | Size] = [block.packed.pointer, block.right.pointer, apart, block.sums.pointer, blocks.pitch]
+    args += [block.rows, block.cols, layout.groups]
+    for array, element, along in zip(block.elements, quantized.elements, layout.scales, strict=True):
+        args += [array.pointer, element.index.stride(problem.n[0].name), along]
+    b.call_helper(dots.write(), *args)
+
+
+class _Dots:
+    """The function that computes a block: rows of a packed left factor by rows of bytes, `apart` from each other."""
+
+    def __init__(self, target: Target, problem: Problem, layout: _Layout, tile: _Tile) -> None:
+        quantized = problem.contract.right.quantized
+        assert quantized is not None
+        self.problem, self.layout, self.tile, self.quantized = problem, layout, tile, quantized
+        self.b = Builder(target)
+        self.dtypes = [problem.kernel.buffer(each.buffer).dtype for each in quantized.elements]
+        self.count = len(layout.parts)
+        # Signed halves of bytes are read as unsigned ones that are 8 too many.
+        self.offset = quantized.offset + (8 if quantized.kind == "i4" else 0)
+        self.is_moved = bool(self.offset) or quantized.zero is not None
+
+    @property
+    def name(self) -> str:
+        quantized, tile, layout = self.quantized, self.tile, self.layout
+        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
+        present = [name for name, each in elements if each is not None]
+        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
+        shape = f"{tile.rows}x{tile.cols}x{tile.lanes}.{tile.unroll}.units{layout.units}{'.late' if tile.late else ''}"
+        return f"smelt.quantized_dot.{quantized.kind}.less{self.offset}.{reads}.{shape}.{layout.group_right}"
+
+    def write(self) -> Function:
+        b, tile = self.b, self.tile
+        left, sums = (Array(b, each, torch.float32) for each in (_LEFT, _SUMS))
+        right = Array(b, _RIGHT, torch.uint8)
+        taken = [Array(b, each[0], dtype) for each, dtype in zip(_ELEMENTS, self.dtypes, strict=False)]
+        steep = _steep(self.layout, tile) // self.layout.groups
+        with b.loop(0, _WIDTH, tile.cols) as column:
+            cols = [b.smin(b.add(column, number), b.sub(_WIDTH, 1)) for number in range(tile.cols)]
+            lines = [right.at(b.mul(col, _APART)) for col in cols]
+            elements = [
+                [array.at(b.mul(col, across)) for col in cols]
+                for array, (_, across, _) in zip(taken, _ELEMENTS, strict=False)
+            ]
+            with b.loop(0, _ROW_COUNT, tile.rows) as row:
+                panel = left.at(b.mul(b.mul(b.udiv(row, tile.rows), steep), _GROUPS))
+                totals = self._along(lines, elements, panel)
+                corner = sums.at(b.add(b.mul(row, _PITCH), column))
+                for number in range(tile.rows):
+                    of_row = totals[number * tile.cols : (number + 1) * tile.cols]
+                    store_totals(of_row, corner.at(b.mul(_PITCH, number)))
+        return b.function(self.name, (*_TAKEN, *(each for some in _ELEMENTS[: len(taken)] for each in some)), "shared")
+
+    def _along(self, lines: list[Array], elements: list[list[Array]], panel: Array) -> list[Value]:
+        """The loop over the groups of a tile."""
+        b, tile, layout = self.b, self.tile, self.layout
+        zero = panel.zero(tile.lanes)
+        loop = b.begin(0, _GROUPS, 1, [zero] * (tile.rows * tile.cols))
+        here = panel.at(b.mul(loop.index, _steep(layout, tile) // layout.groups))
+        integers = [line.at(b.mul(loop.index, layout.group_right)) for line in lines]
+        numbers = [
+            [b.splat(each.load_as(torch.float32, b.mul(loop.index, along)), tile.lanes) for each in some]
+            for some, (_, _, along) in zip(elements, _ELEMENTS, strict=False)
+        ]
+        scales, *others = numbers
+        zeros = others.pop(0) if self.quantized.zero is not None else None
+        lows = others.pop(0) if self.quantized.low is not None else None
+        moves = self._moves(zeros)
+        if tile.late:
+            sums = self._scaled_late(list(loop.values), integers, here, scales, moves, lows)
+        else:
+            added = [self._added(number, scales, moves, lows) for number in range(tile.cols)]
+            sums = self._steps(list(loop.values), integers, here, scales, added)
+        return list(loop.end(*sums))
+
+    def _moves(self, zeros: list[Value] | None) -> list[Value] | None:
+        """What is subtracted from the integers of each column; None if nothing is."""
+        b, tile = self.b, self.tile
+        if zeros is None:
+            return [b.const("f32", float(self.offset), tile.lanes)] * tile.cols if self.offset else None
+        return [b.fadd(zero, float(self.offset)) for zero in zeros] if self.offset else zeros
+
+    def _added(
+        self, number: int, scales: list[Value], moves: list[Value] | None, lows: list[Value] | None
+    ) -> Value | None:
+        """What is added to each scaled integer of a column."""
+        b = self.b
+        low = lows[number] if lows is not None else None
+        if moves is None:
+            return low
+        moved = b.fneg(b.fmul(moves[number], scales[number]))
+        return moved if low is None else b.fadd(low, moved)
+
+    def _scaled_late(
+        self,
+        totals: list[Value],
+        integers: list[Array],
+        here: Array,
+        scales: list[Value],
+        moves: list[Value] | None,
+        lows: list[Value] | None,
+    ) -> list[Value]:
+        """The totals with a group more, whose products are added up first."""
+        b, tile, layout = self.b, self.tile, self.layout
+        sums = here.at(tile.rows * layout.units * self.count)
+        sums_of_left = [sums.load(row * tile.lanes, tile.lanes) for row in range(tile.rows)]
+        starts = [
+            b.fneg(b.fmul(sums_of_left[row], moves[col])) if moves is not None else here.zero(tile.lanes)
+            for row in range(tile.rows)
+            for col in range(tile.cols)
+        ]
+        groups = self._steps(starts, integers, here, None, [None] * tile.cols)
+        for number, group in enumerate(groups):
+            row, col = divmod(number, tile.cols)
+            totals[number] = b.fma(group, scales[col], totals[number])
+            if lows is not None:
+                totals[number] = b.fma(sums_of_left[row], lows[col], totals[number])
+        return totals
+
+    def _steps(
+        self,
+        sums: list[Value],
+        integers: list[Array],
+        here: Array,
+        scales: list[Value] | None,
+        added: list[Value | None],
+    ) -> list[Value]:
+        """The sums with the products of a group more."""
+        b, tile, layout = self.b, self.tile, self.layout
+        each_round = tile.unroll * tile.lanes
+        if layout.units == each_round:
+            return self._round(sums, integers, here, scales, added)
+        loop = b.begin(0, layout.units, each_round, sums)
+        moved = [line.at(loop.index) for line in integers]
+        place = here.at(b.mul(loop.index, tile.rows * self.count))
+        return list(loop.end(*self._round(list(loop.values), moved, place, scales, added)))
+
+    def _round(
+        self,
+        sums: list[Value],
+        integers: list[Array],
+        here: Array,
+        scales: list[Value] | None,
+        added: list[Value | None],
+    ) -> list[Value]:
+        """`unroll` steps: a vector of bytes of each column, times vectors of each row."""
+        b, tile = self.b, self.tile
+        for step in range(tile.unroll):
+            place = here.at(step * tile.lanes * tile.rows * self.count)
+            weights = [self._weights(line.load(step * tile.lanes, tile.lanes)) for line in integers]
+            for part in range(self.count):
+                rows = [place.load((row * self.count + part) * tile.lanes, tile.lanes) for row in range(tile.rows)]
+                for col in range(tile.cols):
+                    weight = weights[col][part]
+                    if scales is not None:
+                        scale, low = scales[col], added[col]
+                        weight = b.fmul(weight, scale) if low is None else b.fma(weight, scale, low)
+                    for row, vector in enumerate(rows):
+                        number = row * tile.cols + col
+                        sums[number] = b.fma(vector, weight, sums[number])
+        return sums
+
+    def _weights(self, taken: Value) -> list[Value]:
+        """A vector of bytes as floats: one vector, or those of the lower and of the upper halves."""
+        b, kind = self.b, self.quantized.kind
+        if not self.quantized.is_packed:
+            return [b.convert("sitofp", b.convert("sext" if kind == "i8" else "zext", taken, "i32"), "f32")]
+        halves = b.xor(taken, -0x78) if kind == "i4" else taken  # 0x88
+        wide = b.convert("zext", halves, "i32")
+        return [b.convert("sitofp", each, "f32") for each in (b.and_(wide, 15), b.lshr(wide, 4))]

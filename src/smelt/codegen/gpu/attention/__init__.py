@@ -1,0 +1,1 @@
+"""Attention as GPU kernels: few queries, keys in parts."""

@@ -1,0 +1,67 @@
+/* Which of PyTorch's operators the program has replaced, as `torch.library` notes it in a set of registrations.
+
+   Python reads the set again when it has changed. Additions and removals both show in its fields: a removed entry stays
+   in the table as a dummy until the table is made anew. */
+#include "guards/guards.h"
+
+static PyObject *registrations, *read_replaced, *replaced; /* a set, a function of it, and its last answer */
+static Py_ssize_t known_fill, known_used;
+static const setentry *known_table;
+
+/* Borrowed; NULL with an exception. */
+static PyObject *
+now_replaced(void)
+{
+    const PySetObject *set = (PySetObject *)registrations;
+    if (set == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "watch_operators() has not been called");
+        return NULL;
+    }
+    if (set->fill == known_fill && set->used == known_used && set->table == known_table) {
+        return replaced;
+    }
+    const Py_ssize_t fill = set->fill, used = set->used;
+    const setentry *table = set->table; /* before it is read: another thread may change it meanwhile */
+    PyObject *answer = PyObject_CallOneArg(read_replaced, registrations);
+    if (answer == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(replaced, answer);
+    known_fill = fill;
+    known_used = used;
+    known_table = table;
+    return replaced;
+}
+
+PyObject *
+watch_operators(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *set, *read;
+    if (!PyArg_ParseTuple(args, "O!O:watch_operators", &PySet_Type, &set, &read)) {
+        return NULL;
+    }
+    Py_XSETREF(registrations, Py_NewRef(set));
+    Py_XSETREF(read_replaced, Py_NewRef(read));
+    known_table = NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+replaced_operators(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+{
+    return Py_XNewRef(now_replaced());
+}
+
+int
+replaced_holds(const Check *check, PyObject *Py_UNUSED(value))
+{
+    PyObject *now = now_replaced();
+    return now ? strictly_equal(now, operand(check, 0)) : -1;
+}
+
+PyObject *
+replaced_explain(const Check *check, PyObject *Py_UNUSED(value))
+{
+    PyObject *now = now_replaced();
+    return now ? expected_got("", operand(check, 0), now) : NULL;
+}

@@ -1,0 +1,1 @@
+"""Language models in a file: their export, and their texts token by token."""

@@ -1,0 +1,1 @@
+"""Text generation as one loop of compiled programs: `smelt.generate`. Start with `loop.py`."""

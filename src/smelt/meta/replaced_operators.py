@@ -1,0 +1,94 @@
+"""Operators of PyTorch that the program replaced with `torch.library`: graphs that call them run in eager PyTorch.
+
+    torch.library.Library("aten", "IMPL").impl("sin", mine, "CPU")    →   replaced_operators() == {"aten/sin/CPU"}
+    why_replaced(aten.sin.default, replaced_operators())              →   "the program replaced aten::sin (CPU)"
+
+Guards compare the set with the one at capture, so compiled code is used again once a registration ends.
+"""
+
+from collections.abc import Set
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.meta.effects import is_view
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+# PyTorch's own, and smelt's for lazy tensors: neither changes a result.
+_OF_PYTORCH_AND_SMELT = frozenset({"aten/_foreach_mm/CUDA", "aten/_pin_memory/CPU"})
+# Below the keys that a trace runs with; what is above them decides what the trace sees.
+_BACKEND_KEYS = frozenset(("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"))
+# What a call on the CPU or a GPU may go through. PyTorch itself registers others: for `vmap`, for meta tensors.
+_KEYS = _BACKEND_KEYS | frozenset((
+    "", "CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA",
+    "ADInplaceOrView", "BackendSelect",
+))  # fmt: skip
+# Without a kernel of their own, but all that they call makes or fills memory.
+_MEMORY_ONLY = frozenset((
+    "arange", "clone", "copy", "empty_like", "empty_permuted", "fill", "full", "full_like", "lift", "lift_fresh",
+    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zero", "zeros",
+    "zeros_like", "_reshape_copy", "_to_copy", "_unsafe_view",
+))  # fmt: skip
+
+
+def _read(registrations: Set[str]) -> frozenset[str]:
+    of_aten = [name for name in registrations if name.startswith("aten/") and name not in _OF_PYTORCH_AND_SMELT]
+    return frozenset(name for name in of_aten if name.rpartition("/")[2] in _KEYS)
+
+
+_native.watch_operators(torch.library._impls, _read)
+replaced_operators = _native.replaced_operators
+
+
+def why_none_compile(replaced: frozenset[str]) -> str | None:
+    """Why no graph can be compiled: what a trace sees depends on a replaced operator, or every kernel may call it, as
+    it writes to memory or allocates it."""
+    everywhere, _ = _scopes(replaced)
+    return None if everywhere is None else _sentence(everywhere)
+
+
+def why_replaced(operator: Any, replaced: frozenset[str]) -> str | None:
+    """Why a graph that calls an operator cannot be compiled, if others can: the call reaches a replaced operator, or
+    may, as it is computed by other operators. Overloads of one name count as one operator."""
+    _, named = _scopes(replaced)
+    name = _name_of(operator)
+    if name in named:
+        return _sentence(named[name])
+    if _is_computed_by_others(operator):
+        return f"{_sentence(min(named.values()))}, which {operator} may call"
+    return None
+
+
+@lru_cache(maxsize=8)
+def _scopes(replaced: frozenset[str]) -> tuple[str | None, dict[str, str]]:
+    """A registration that matters to every graph, if there is one; and registrations by the names of operators."""
+    for registration in sorted(replaced):
+        _, operator, key = registration.split("/")
+        writes = operator.endswith(("_", "out")) or operator.partition(".")[0].endswith("_")
+        if key not in _BACKEND_KEYS or writes or operator.startswith("empty"):
+            return registration, {}
+    return None, {_plain(registration.split("/")[1]): registration for registration in sorted(replaced)}
+
+
+def _sentence(registration: str) -> str:
+    _, operator, key = registration.split("/")
+    return f"the program replaced aten::{operator}" + (f" ({key})" if key else "")
+
+
+def _plain(operator: str) -> str:
+    return operator.partition(".")[0]
+
+
+@cache
+def _name_of(operator: Any) -> str:
+    return _plain(str(operator._schema.name).partition("::")[2]) if operator.namespace == "aten" else ""
+
+
+@cache
+def _is_computed_by_others(operator: Any) -> bool:
+    if operator.namespace != "aten" or is_view(operator) or _name_of(operator) in _MEMORY_ONLY:
+        return False
+    return not _has_kernel(operator.name(), "CPU")

@@ -1,0 +1,132 @@
+"""Which products on an NVIDIA GPU are kernels of our own, with what fused, and why others are not. Needs no GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import smelt
+from smelt.base.events import collect
+from smelt.base.options import Options
+from smelt.codegen.targets import SIMT_HOST
+from smelt.ir.kernel import Contract, Kernel, WeightedSum
+from smelt.ir.program import Launch, Library, Program
+from tests.absent_device.ahead import compile_ahead, spec_like
+
+BF16 = torch.bfloat16
+
+
+class GatedLayers(nn.Module):
+    """A feed-forward block with a norm, a gate and a residual."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        gated: Tensor = F.silu(self.gate(h)) * self.up(h)
+        down: Tensor = self.down(gated)
+        return x + down
+
+
+def compiled(
+    model: object, *shapes: tuple[int, ...], dtype: torch.dtype = BF16, target: str = "sm_90"
+) -> tuple[Program, str]:
+    """The program for a GPU that is not here, and all that was told."""
+    with collect() as events:
+        ahead = compile_ahead(model, [spec_like(shape, dtype) for shape in shapes], Options(target=target))  # type: ignore[arg-type]
+    return ahead.forward, "\n".join(event.text for event in events)
+
+
+def multiplying(program: Program) -> list[Kernel]:
+    kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
+    plain = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
+    return [kernel for kernel in plain if any(isinstance(i, Contract) for i in kernel.instructions())]
+
+
+def calls(program: Program) -> int:
+    return sum(isinstance(step, Library) for step in program.steps)
+
+
+def test_a_token_goes_through_kernels_alone() -> None:
+    model = GatedLayers(256, 1024).to(BF16).requires_grad_(False)
+    program, told = compiled(model, (1, 1, 256))
+    assert len(multiplying(program)) == 3 and calls(program) == 0
+    assert sum(isinstance(step, Launch) for step in program.steps) == 4  # with the norm
+    assert "it multiplies 1×1024×256 in about" in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "why"),
+    [
+        (512, "sm_90", "multiplies 512×2048×2048, which kernels do not do faster than the library"),
+        (1, "sm_80", ""),
+    ],
+)
+def test_others_are_the_librarys(rows: int, target: str, why: str) -> None:
+    program, told = compiled(lambda x, w: F.linear(x, w), (rows, 2048), (2048, 2048), target=target)
+    assert calls(program) == 1 and not multiplying(program)
+    assert why in told
+
+
+def test_float32_is_multiplied_as_it_is() -> None:
+    program, _ = compiled(lambda x, w: F.linear(x, w), (2, 2048), (2048, 2048), dtype=torch.float32)
+    (kernel,) = multiplying(program)
+    (contract,) = (i for i in kernel.instructions() if isinstance(i, Contract))
+    assert contract.dtype is torch.float32 and not calls(program)
+
+
+def weighing(program: Program) -> list[Kernel]:
+    kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
+    plain = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
+    return [kernel for kernel in plain if any(isinstance(i, WeightedSum) for i in kernel.instructions())]
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """As models do where several heads share keys: with a copy for each head."""
+    batch, heads, length, width = keys.shape
+    times = q.shape[1] // heads
+    copies = [each[:, :, None].expand(batch, heads, times, length, width) for each in (keys, values)]
+    k, v = (each.reshape(batch, heads * times, length, width) for each in copies)
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return attended.transpose(1, 2).reshape(batch, -1)
+
+
+CACHE = ((1, 8, 1, 64), (1, 2, 1024, 64), (1, 2, 1024, 64), (1, 1, 1, 1024))
+
+
+def test_a_token_attends_in_place() -> None:
+    """Nothing is copied: heads share keys, and the result is laid out as it is read."""
+    program, told = compiled(attend, *CACHE)
+    (kernel,) = weighing(program)
+    assert [axis.size for axis in kernel.rows] == [1, 2, 4, 1] and len(program.steps) == 1
+    assert "attends 8 times 1×1024×64: each key is read once, in place" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({0: (1, 8, 64, 64)}, "attends with many queries"),
+        ({0: (1, 18, 1, 64)}, "it has many queries"),
+    ],
+    ids=["queries", "heads"],
+)
+def test_other_attention_is_the_librarys(change: dict[int, tuple[int, ...]], why: str) -> None:
+    program, told = compiled(attend, *[change.get(place, shape) for place, shape in enumerate(CACHE)])
+    assert calls(program) == 1 and not weighing(program) and why in told
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_attention_by_grids_computes_what_eager_does(queries: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 4, 300, 16), torch.randn(2, 4, 300, 16)
+    mask = torch.randn(2, 1, queries, 300).masked_fill(torch.rand(300) < 0.3, -torch.inf)
+    options = {"target": SIMT_HOST, "products": "own", "fallback": False}
+    function = F.scaled_dot_product_attention
+    with torch.no_grad(), collect() as events:
+        found = smelt.compile(lambda *given: function(*given), options=options)(q, k, v, mask)
+    assert "attends 8 times" in "\n".join(event.text for event in events)
+    torch.testing.assert_close(found, function(q, k, v, mask))
