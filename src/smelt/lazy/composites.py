@@ -112,14 +112,14 @@ class Calls:
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         values: list[Any] = list(tensors)
         for target, args, kwargs, held in self._steps:
-            given, named = list(args), dict(kwargs)
+            positional, named = list(args), dict(kwargs)
             for key, value in held:
                 resolved = self._resolved(value, values)
                 if type(key) is int:
-                    given[key] = resolved
+                    positional[key] = resolved
                 else:
                     named[key] = resolved
-            values.append(target(*given, **named))
+            values.append(target(*positional, **named))
         return values[self._result]
 
     def _resolved(self, value: Any, values: list[Any]) -> Any:

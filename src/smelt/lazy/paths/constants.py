@@ -94,8 +94,8 @@ def _written(path: Sequence[Step]) -> Iterator[int]:
         for place, argument in enumerate(step.operator._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name)
-            yield from (leaf.value for leaf in _leaves((given,)) if isinstance(leaf, Ref))
+            target = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name)
+            yield from (leaf.value for leaf in _leaves((target,)) if isinstance(leaf, Ref))
 
 
 def _leaves(arguments: Sequence[Any]) -> Iterator[Ref | Operand]:
