@@ -37,7 +37,7 @@ import torch
 import smelt
 from benchmarks.gpu_tasks import TASKS, Compiler, Step
 
-BLOCKS, BLOCK_SECONDS = 3, 0.4
+BLOCKS, BLOCK_SECONDS = 3, 0.3
 START_SECONDS = 300.0  # after which a process that has not run its first steps is ended
 MEASURING_SECONDS = 90.0
 

@@ -70,7 +70,9 @@ int main(int count, char **arguments) {
     smelt_model *model;
     smelt_session *session;
     const char *path = arguments[place];
-    if (smelt_model_open(path, NULL, &model, &error) || smelt_session_new(model, NULL, &session, &error))
+    /* Without the flag, all weights are read and held against their checksum. */
+    const smelt_open_options options = {.size = sizeof options, .flags = SMELT_OPEN_TRUST_WEIGHTS};
+    if (smelt_model_open(path, &options, &model, &error) || smelt_session_new(model, NULL, &session, &error))
         return fail(path, error.message);
     const ptrdiff_t prefill = smelt_model_find_entry(model, "prefill"), decode = smelt_model_find_entry(model, "decode");
     if (prefill < 0 || decode < 0)

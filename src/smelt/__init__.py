@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from smelt.generation.loop import generate
     from smelt.ir.artifact.machine import Dimension
     from smelt.lazy import LazyFunctions
+    from smelt.quantization.convert import quantize
 
     lazy: LazyFunctions  # a module that can be called
 
@@ -101,6 +102,7 @@ __all__ = [
     "load",
     "mark_dynamic",
     "partition",
+    "quantize",
     "record",
     "register_backend",
     "register_chip",
@@ -122,6 +124,7 @@ _LATER = {
     "generate": "smelt.generation.loop",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
+    "quantize": "smelt.quantization.convert",
     "register_chip": "smelt.chips.registration",
 }
 

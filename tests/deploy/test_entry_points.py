@@ -148,3 +148,10 @@ def test_the_c_library_refuses_an_entry_point_with_another_state(path: Path, tmp
     (tmp_path / "apart.smelt").write_bytes(pack([sections[0], *put, *apart, *put, *apart, *sections[5:]]))
     with pytest.raises(SmeltError, match="SM050"):
         smelt.load(tmp_path / "apart.smelt")
+
+
+def test_state_of_zeros_takes_no_place_on_the_disk(tmp_path: Path) -> None:
+    cache = torch.zeros(4 << 20, dtype=torch.uint8)
+    path = smelt.export(lambda: cache.add_(1).sum(), ()).save(tmp_path / "cache.smelt")
+    assert path.stat().st_size > cache.numel() > 512 * path.stat().st_blocks
+    assert smelt.load(path)() == cache.numel()

@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Lazy tensors": ("lazy",),
     "Chips": ("chips",),
     "Ahead-of-time autograd": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
+    "Quantized weights": ("quantize",),
     "Settings": ("Options", "config"),
     "Errors and warnings": ("SmeltError", "GraphBreakError", "SmeltWarning"),
 }

@@ -228,3 +228,21 @@ def test_what_is_put_where_it_is_is_compiled() -> None:
         return y * 2
 
     assert programs(itself, torch.randn(3), torch.randn(5))
+
+
+def test_a_cache_of_any_size_is_written_where_it_lies() -> None:
+    """One version for all capacities, and no copy in it; an index out of range leaves the cache as it was."""
+    compiled = smelt.compile(attend, dynamic=True, fullgraph=True)
+    with collect() as events:
+        for capacity in (64, 40, 91):
+            cache, at, new, query = torch.randn(2, capacity, 8), torch.tensor([5, 9]), *given(5, 9)[2:]
+            expected = cache.clone()
+            torch.testing.assert_close(compiled(cache, at, new, query), attend(expected, at, new, query))
+            torch.testing.assert_close(cache, expected)
+            with pytest.raises(IndexError):
+                compiled(cache, torch.tensor([5, capacity]), new, query)
+            torch.testing.assert_close(cache, expected)
+    *_, last = (event.subject for event in events if isinstance(event.subject, Program))
+    assert smelt.counters["graphs"] == 1
+    assert smelt.counters["sizes_refused"] == 0
+    assert last.outputs[-1] is None

@@ -10,6 +10,7 @@ from torch import nn
 import smelt
 from smelt.base import events
 from smelt.base.options import Options
+from smelt.ir.kernel import Accumulate, Role
 from smelt.ir.program import Launch, Program
 from tests.absent_device.ahead import compile_ahead, spec_like
 
@@ -96,3 +97,26 @@ def test_a_kernel_of_which_nothing_is_left_is_not_launched() -> None:
     spec = replace(spec_like((5, 3, 16, 16)), requires_grad=True)
     for program in compile_ahead(model, [spec], Options(target="sm_90")).programs:
         assert all(step.args for step in program.steps if isinstance(step, Launch))
+
+
+def test_what_another_kernel_needs_in_memory_is_read() -> None:
+    """The gradient of a residual sum: stored for the block before, so the batch norm's second kernel reads it, and not
+    the two gradients and the mask that it is computed from."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.norm(self.convolution(x)) + x)
+
+    numel = 16 * 8 * 12 * 12
+    backward = _programs(nn.Sequential(*(Block() for _ in range(3))), (16, 8, 12, 12))[1]
+    reads = [
+        sum(buffer.size == numel and buffer.role is not Role.OUTPUT for buffer in step.kernel.parameters)
+        for step in backward.steps
+        if isinstance(step, Launch) and not any(isinstance(i, Accumulate) for i in step.kernel.instructions())
+    ]
+    # The gradient and the image. The first block's is for its batch norm alone, and computed twice.
+    assert [each for each in reads if each] == [2, 2, 4]

@@ -8,11 +8,15 @@ import torch
 from torch import nn
 
 import smelt
+from smelt.base.options import Options
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import GraphLevel, Traced, check_graph
+from smelt.ir.program import Library, operands_in
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.rules.strides import is_channels_last
 from smelt.simplify import channels_last, lay_images
+from smelt.symbolic.shapes import contiguous_stride
+from tests.absent_device.ahead import compile_ahead, spec_like
 from tests.simplify.test_matmul_layouts import assert_close
 from tests.simplify.test_passes import copied, recorded, targets
 
@@ -133,3 +137,67 @@ def test_a_model_in_channels_last_is_left_as_it_is() -> None:
     x = X.contiguous(memory_format=torch.channels_last)
     before, after = laid(lambda x, w: convolution(x, w), x, WIDE, how="channels_last")
     assert targets(after) == targets(before)
+
+
+# On GPUs.
+
+
+def _programs(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
+    return compile_ahead(model.to(dtype), [spec_like(shape, dtype)], Options(target="sm_90", **options)).programs
+
+
+def _convolution_strides(programs: Any) -> list[tuple[Any, ...]]:
+    """Whether each image and filter of a convolution is channels-last, by call."""
+    return [
+        tuple(is_channels_last(each.shape, each.stride) for each in operands_in(step.args) if len(each.shape) == 4)
+        for program in programs
+        for step in program.steps
+        if isinstance(step, Library) and "convolution" in str(step.op)
+    ]
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norms[0](self.one(x)).relu()
+        result: torch.Tensor = (self.norms[1](self.other(y)) + x).relu()
+        return result
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), *(_Residual(16) for _ in range(3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_network_on_a_gpu_is_channels_last(dtype: torch.dtype) -> None:
+    calls = _convolution_strides(_programs(_network(), (8, 3, 20, 20), dtype))
+    assert len(calls) == 14 and all(all(each) for each in calls)
+
+
+def test_without_tensor_cores_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not any(map(all, _convolution_strides(_programs(_network(), (8, 3, 20, 20), torch.float32))))
+
+
+def test_a_single_convolution_on_a_gpu_stays() -> None:
+    """Its image would be copied before, and its result behind: what the library does itself."""
+    with torch.no_grad():
+        programs = _programs(nn.Conv2d(16, 16, 3), (8, 16, 20, 20))
+    assert not any(map(all, _convolution_strides(programs)))
+
+
+def test_by_channel_on_a_gpu_stays() -> None:
+    model = nn.Sequential(*(nn.Conv2d(16, 16, 3, groups=16) for _ in range(3)))
+    assert not any(all(each[:1]) for each in _convolution_strides(_programs(model, (8, 16, 20, 20))))
+
+
+def test_gradients_and_results_on_a_gpu_have_eagers_strides() -> None:
+    model = _network()
+    forward, backward = _programs(model, (8, 3, 20, 20))
+    for output in (forward.outputs[0], *backward.outputs):
+        if output is not None:
+            assert output.stride == contiguous_stride(output.shape)

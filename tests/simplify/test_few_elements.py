@@ -10,9 +10,11 @@ import smelt
 from smelt.base.options import Options
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.kernel import Role
+from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.simplify import look_up_first
-from smelt.simplify.few_elements import _LOOKUPS
+from smelt.simplify.few_elements import _LOOKUPS, _VIEWS
+from smelt.symbolic.symsize import hint
 from tests.absent_device.ahead import compile_ahead, spec_like
 from tests.simplify.test_passes import assert_same, copied, recorded, simplified, targets
 
@@ -40,18 +42,38 @@ def _mixed(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
     return aten.index.Tensor(chosen, [aten.squeeze.dim(index, 1), aten.squeeze.dim(index, 1)])
 
 
+def _viewed(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
+    """As a language model's loss: cast, then rows of all sequences below each other."""
+    wide = aten._to_copy.default(aten.mul.Tensor(aten.view.default(x, [4, 10, COLS]), 0.5), dtype=torch.float64)
+    rows = aten.view.default(wide, [-1, COLS])
+    return aten.gather.default(aten.sub.Tensor(rows, most), 1, index)
+
+
+def _cut(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
+    some = aten.slice.Tensor(aten.unsqueeze.default(aten.sub.Tensor(x, most), 1), 0, 3, 33)
+    return aten.gather.default(aten.select.int(some, 1, 0), 1, aten.slice.Tensor(index, 0, 0, 30))
+
+
 def given() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
     return torch.randn(ROWS, COLS), torch.randn(ROWS, 1), torch.randint(0, ROWS, (ROWS, 1))
 
 
-@pytest.mark.parametrize("function", [_gathered, _indexed, _selected, _mixed])
+def is_computed(node: torch.fx.Node) -> bool:
+    while node.op == "call_function" and node.target in _VIEWS:
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        node = source
+    return node.op != "placeholder"
+
+
+@pytest.mark.parametrize("function", [_gathered, _indexed, _selected, _mixed, _viewed, _cut])
 def test_what_is_computed_is_looked_up_first(function: Any) -> None:
     inputs = given()
     before = recorded(function, *inputs)
     after = look_up_first(copied(before), RewriteBudget())
     sources = [node.args[0] for node in after.graph.nodes if node.target in _LOOKUPS]
-    assert all(source.op == "placeholder" or source.target is aten.expand.default for source in sources)
+    assert not any(is_computed(source) for source in sources)
     simplified(after)
     assert_same(before, after, *inputs)
 
@@ -86,6 +108,11 @@ def test_it_takes_fuel() -> None:
 # Losses.
 
 
+def written_by(program: Program) -> list[int]:
+    parameters = [buffer for kernel in program.kernels for buffer in kernel.parameters]
+    return [hint(buffer.size) for buffer in parameters if buffer.role is not Role.INPUT]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loss_writes_no_probabilities(dtype: torch.dtype) -> None:
     def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -94,8 +121,17 @@ def test_a_loss_writes_no_probabilities(dtype: torch.dtype) -> None:
     specs = [TensorSpec.of(torch.randn(64, COLS, dtype=dtype)), TensorSpec.of(torch.zeros(64, dtype=torch.int64))]
     with torch.no_grad():
         program = compile_ahead(loss, specs).forward
-    written = [buffer.size for kernel in program.kernels for buffer in kernel.buffers if buffer.role is not Role.INPUT]
-    assert max(written) <= 64
+    assert max(written_by(program)) <= 64
+
+
+def test_logits_are_read_once_and_nothing_of_their_size_is_written() -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x.float().view(-1, COLS), target.view(-1))
+
+    specs = [spec_like((4, 16, COLS), torch.bfloat16), spec_like((4, 16), torch.int64)]
+    with torch.no_grad():
+        program = compile_ahead(loss, specs, Options(target="sm_90")).forward
+    assert max(written_by(program)) <= 64
 
 
 def test_targets_are_checked_by_the_kernel_that_looks_at_them() -> None:

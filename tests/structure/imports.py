@@ -21,6 +21,7 @@ LAYERS: dict[str, int] = {
     "base": 0,
     "symbolic": 1,
     "_native": 1,
+    "quantization": 1,
     "device": 2,
     "ir": 2,
     "torch_abi": 3,
@@ -148,7 +149,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ahead_of_time",
         "static",
     ),
-    "generation": ("cache", "sampling", "programs", "loop"),
+    "generation": ("cache", "sampling", "programs", "run", "speculation", "loop"),
     "pipeline": (
         "placement",
         "parts",

@@ -20,9 +20,10 @@ UPPER = f"{STAGES} {ABOVE}"
 
 # For each unit, the units it must never import. What is not named here it may.
 FORBIDDEN: dict[str, str] = {
-    "base": f"symbolic _native device ir torch_abi meta dispatch runtime ops {UPPER}",
-    "symbolic": f"_native device ir torch_abi meta dispatch runtime ops {UPPER}",
-    "_native": f"symbolic device ir torch_abi meta dispatch runtime ops {UPPER}",
+    "base": f"symbolic _native quantization device ir torch_abi meta dispatch runtime ops {UPPER}",
+    "symbolic": f"_native quantization device ir torch_abi meta dispatch runtime ops {UPPER}",
+    "_native": f"symbolic quantization device ir torch_abi meta dispatch runtime ops {UPPER}",
+    "quantization": f"symbolic _native device ir torch_abi meta dispatch runtime ops {UPPER}",
     "device": f"ir torch_abi meta dispatch runtime ops {UPPER}",
     "ir": f"device torch_abi meta dispatch runtime ops {UPPER}",
     "torch_abi": f"meta dispatch runtime ops {UPPER}",

@@ -40,6 +40,8 @@ CODES: dict[str, str] = {
     "SM071": "a chip failed",
     "SM072": "an operator has no kernel on a chip",
     "SM080": "this PyTorch is not a version that smelt is tested with, or lacks what smelt uses of it",
+    "SM090": "a model cannot be quantized as asked",
+    "SM091": "a file of weights is damaged, or has something that smelt cannot read",
 }
 
 

@@ -118,7 +118,7 @@ class StridedCopies:
         code, sizes = version.bound(version.code, numbers)
 
         def unaligned() -> CompiledKernel:
-            return version.bound(compile_unaligned(version.kernel, Options()), numbers)[0]
+            return version.bound(compile_unaligned(version.kernel), numbers)[0]
 
         buffers: list[Any] = [source, target]
         if sizes:

@@ -120,7 +120,7 @@ def compile_kernels(
         return compiled
 
 
-def compile_unaligned(kernel: AnyKernel, options: Options) -> CompiledKernel:
+def compile_unaligned(kernel: AnyKernel) -> CompiledKernel:
     """Code of one kernel that takes buffers at any address, where that of `compile_kernels` does not."""
     key = f"{_key(kernel)}\nunaligned"
     target, generator = asked(kernel)

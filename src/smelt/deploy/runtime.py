@@ -21,6 +21,7 @@ from smelt.ir.table.records import DTYPE_NAMES
 LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
 
 _FILE = (2, 3, 4)  # statuses of files that cannot be read
+_TRUST_WEIGHTS = 1  # a flag of opening
 
 
 class ArtifactFailed(SmeltError):
@@ -58,6 +59,16 @@ class _Info(ctypes.Structure):
         ("flags", ctypes.c_uint),
         ("choice_count", ctypes.c_size_t),
         ("choices", ctypes.POINTER(ctypes.c_char_p)),
+    )
+
+
+class _OpenOptions(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("flags", ctypes.c_uint),
+        ("allocator", ctypes.c_void_p),
+        ("device", ctypes.c_int),
+        ("device_number", ctypes.c_int),
     )
 
 
@@ -108,7 +119,7 @@ def library() -> Any:
     error, tensor = ctypes.POINTER(_Error), ctypes.POINTER(_Tensor)
     out = ctypes.POINTER(pointer)
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "smelt_model_open": (ctypes.c_int, [ctypes.c_char_p, pointer, out, error]),
+        "smelt_model_open": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(_OpenOptions), out, error]),
         "smelt_model_close": (None, [pointer]),
         "smelt_model_name": (ctypes.c_char_p, [pointer]),
         "smelt_model_target": (ctypes.c_char_p, [pointer]),
@@ -149,12 +160,13 @@ def _checked(name: str, *arguments: Any) -> None:
 
 
 class Model:
-    """An open file."""
+    """An open file. `trusts_weights`: they are not held against their checksum, so that large files open at once."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], trusts_weights: bool = False) -> None:
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), _TRUST_WEIGHTS if trusts_weights else 0, None, 0, 0)
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
-        _checked("smelt_model_open", os.fsencode(path), None, ctypes.byref(self._address))
+        _checked("smelt_model_open", os.fsencode(path), ctypes.byref(options), ctypes.byref(self._address))
         count = library().smelt_model_entry_count(self._address)
         self.entries = tuple(map(self._entry, range(count)))
         self.state = self._infos("model_state")

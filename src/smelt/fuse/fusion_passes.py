@@ -19,7 +19,7 @@ from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
 from smelt.fuse.check_fusion import FusionCheck
 from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
-from smelt.fuse.greedy_fusion import form_groups, join_siblings, recompute
+from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
 from smelt.fuse.lowering.values import Call, Lowered
@@ -89,6 +89,11 @@ def _join_siblings(grouped: Grouped, context: FusionContext) -> Grouped:
     return grouped
 
 
+def _join_sums(grouped: Grouped, context: FusionContext) -> Grouped:
+    join_sums(grouped.groups, grouped.lowered, context.budget, context.alone)
+    return grouped
+
+
 def _recompute(grouped: Grouped, context: FusionContext) -> Grouped:
     recompute(grouped.groups, context.budget, context.alone)
     return grouped
@@ -143,6 +148,10 @@ GROUP = (
     Row(
         "join siblings", GROUPS, GROUPS, _join_siblings,
         "after all producers are joined: kernels that are left read the same memory", BudgetUse.EACH,
+    ),
+    Row(
+        "join sums", GROUPS, GROUPS, _join_sums,
+        "after siblings: sums that share a kernel with other work stay there", BudgetUse.EACH,
     ),
     Row(
         "recompute", GROUPS, GROUPS, _recompute,

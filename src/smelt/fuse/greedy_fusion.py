@@ -146,6 +146,38 @@ def join_siblings(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone
                 first.members.sort(key=lambda member: member.id)
 
 
+def join_sums(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone: frozenset[int]) -> None:
+    """Merge groups that reduce results of the same library call over rows, such as the gradients of the biases of
+    query, key and value: one launch, and no value lives longer. On memory-bound targets."""
+    by_call: dict[int, list[FusionValue]] = {}
+    for value in lowered.values:
+        if value.kind is FusionKind.LIBRARY and value.call is not None and hint(value.numel) > 1:
+            by_call.setdefault(value.call.id, []).append(value)
+    for results in by_call.values():
+        first: Group | None = None
+        readers = {user for value in results for user in _readers(groups, value)} if len(results) > 1 else set()
+        for user in sorted(readers, key=lambda user: user.id):
+            group = groups.by_value.get(user)
+            if group is None or group is first or not _sums_rows(group) or user.id in alone:
+                continue
+            if first is None or not known_equal(first.points, group.points):
+                first = group
+                continue
+            plan = why_not_merge(groups, first, group)
+            if isinstance(plan, str):
+                _report(first, group, plan)
+            elif budget.take(first, group):
+                merge(groups, first, group, plan)
+                first.members.sort(key=lambda member: member.id)
+
+
+def _sums_rows(group: Group) -> bool:
+    """Whether all that a group leaves is reduced over rows."""
+    leaves = [member for member in group.members if member.needed or any(u not in group.levels for u in member.users)]
+    only_folds = all(group.levels[member] is GroupLevel.GRID for member in leaves)
+    return group.limits.recomputes and bool(group.folds) and only_folds and not group.scatters
+
+
 def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
     """The readers of a value, looking through inlined ones. On memory-bound targets only: elsewhere two kernels that
     run in one pass each are faster than one that does not."""
@@ -195,6 +227,28 @@ def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[Fus
     if giver.device != group.device:
         return None
     wanted = [value for value in sources if _is_big(group, value) and not value.needed and _is_recomputable(value)]
+    behind = _chain_behind(groups, group, giver, wanted, frozenset())
+    if behind is None:
+        return None
+    kept = frozenset(value for value in behind[0] if _is_better_read(groups, group, giver, value))
+    wanted = [value for value in wanted if value not in kept]
+    if kept:
+        behind = _chain_behind(groups, group, giver, wanted, kept)
+    if behind is None or not wanted or sum(value.cost for value in behind[0]) > _COST:
+        return None
+    chain, new = behind
+    if len(group.members) + len(group.recomputed) + len(chain) > group.limits.values:
+        return None
+    stored = [value for value in wanted if _only_reader(groups, giver, group, value)]
+    moved = sum(map(_bytes, wanted)) + sum(map(_bytes, stored))
+    return chain if sum(map(_bytes, new)) < moved else None
+
+
+def _chain_behind(
+    groups: Groups, group: Group, giver: Group, wanted: list[FusionValue], kept: frozenset[FusionValue]
+) -> tuple[set[FusionValue], set[FusionValue]] | None:
+    """The values that lead to `wanted` from those in memory, `kept` among them, and what the group would read in
+    addition; None if they are too many, or not all can be recomputed."""
     read = {source for member in group.members for source in groups.sources(member)}
     chain: set[FusionValue] = set()
     new: set[FusionValue] = set()
@@ -203,7 +257,7 @@ def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[Fus
         value = waiting.pop()
         if value in chain or value in new:
             continue
-        if value not in wanted and _is_in_memory(groups, giver, value):
+        if value in kept or (value not in wanted and _is_in_memory(groups, giver, value)):
             if value not in read:
                 new.add(value)
             continue
@@ -211,13 +265,17 @@ def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[Fus
             return None
         chain.add(value)
         waiting += groups.sources(value)
-    if not wanted or sum(value.cost for value in chain) > _COST:
-        return None
-    if len(group.members) + len(group.recomputed) + len(chain) > group.limits.values:
-        return None
-    stored = [value for value in wanted if _only_reader(groups, giver, group, value)]
-    moved = sum(map(_bytes, wanted)) + sum(map(_bytes, stored))
-    return chain if sum(map(_bytes, new)) < moved else None
+    return chain, new
+
+
+def _is_better_read(groups: Groups, group: Group, giver: Group, value: FusionValue) -> bool:
+    """Whether `giver` stores a value for other readers anyway, and what it is computed from has more bytes."""
+    if groups.by_value.get(value) is not giver or not _is_big(group, value):
+        return False
+    if _only_reader(groups, giver, group, value):
+        return False
+    behind = _chain_behind(groups, group, giver, [value], frozenset())
+    return behind is None or sum(map(_bytes, behind[1])) > _bytes(value)
 
 
 def _is_big(group: Group, value: FusionValue) -> bool:
@@ -262,5 +320,3 @@ def why_not_fuse(groups: Groups, a: FusionValue, b: FusionValue) -> str | None:
         return None
     plan = why_not_merge(groups, first, second)
     return plan if isinstance(plan, str) else None
-
-

@@ -119,7 +119,7 @@ def _lies_as(node: fx.Node, written: fx.Node) -> bool:
     """Whether a new value has the layout of its destination."""
     value, spec = tensor_spec(node), tensor_spec(written)
     alike = (value.shape, value.stride, value.dtype, value.device) == (spec.shape, spec.stride, spec.dtype, spec.device)
-    return alike and not spec.varies
+    return alike
 
 
 def _changed(node: fx.Node, targets: TargetChoice) -> fx.Node | None:

@@ -54,7 +54,8 @@ class InPlaceCache:
         self.is_sliding = (False,) * len(keys)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(keys.shape[2], device=keys.device) + self.position
+        length = keys.shape[2]
+        rows = self.position.view(1) if length == 1 else torch.arange(length, device=keys.device) + self.position
         self.keys[layer_idx].index_copy_(2, rows, keys)
         self.values[layer_idx].index_copy_(2, rows, values)
         return self.keys[layer_idx], self.values[layer_idx]

@@ -1,7 +1,8 @@
 """The two compiled programs of a generation: one for the prompt, one for each token after it.
 
     read_prompt(model, prompt, …)  → the first token, keys and values of each layer
-    next_token(model, state, …)    → nothing: it writes to the tensors of `state`, always the same ones
+    next_token(model, state, …)    → what is new; the tokens, keys and values are written in place
+    check_drafts(model, state, …)  → the same for the tokens that an assistant drafted, all at a time
 
 Each model has its own, and so has each kind of sampling. Lengths are symbolic from the first call on.
 """
@@ -20,6 +21,9 @@ from smelt.capture import mark_dynamic
 from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
 
+NO_TOKEN = -1
+DRAFT_TOKENS = 4  # that an assistant computes before the model checks them
+
 
 class Prompt(NamedTuple):
     """Token ids [batch, length]; without padding, `mask` and `positions` are None."""
@@ -30,22 +34,27 @@ class Prompt(NamedTuple):
 
 
 class State(NamedTuple):
-    """The tensors that the program of a token reads and writes. `output` and `mask` have the caches' capacity."""
+    """The tensors that the program of a token reads. It writes to all from `output` on; `now` is replaced."""
 
-    token: Tensor  # [batch, 1]: the newest token, whose keys and values are not in the caches yet
-    position: Tensor  # []: its row in the caches
-    positions: Tensor  # [batch, 1]: its position in its text, without padding
+    now: Tensor  # [5, batch]: see `Now`
     mask: Tensor  # [batch, capacity]: False for padding
-    output: Tensor  # [batch, capacity]: the tokens of the prompts, then the new ones
-    is_finished: Tensor  # [batch]: whether a stop token came
-    status: Tensor  # [batch + 1]: the newest token, and whether a row is not finished
-    length: Tensor  # []: of the output, up to where all rows were finished
     noise: Tensor  # [batch, vocabulary] or empty
-    seen: Tensor  # [batch, vocabulary] or empty
     stop_tokens: Tensor
     pad_token: Tensor
+    output: Tensor  # [batch, capacity]: the tokens of the prompts, then the new ones
+    seen: Tensor  # [batch, vocabulary] or empty
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+
+
+class Now(NamedTuple):
+    """What changes with each token, for each row; one tensor, so that the host reads it by one copy."""
+
+    token: Tensor  # the newest token, whose keys and values are not in the caches yet
+    text_position: Tensor  # its position in its text, without padding
+    is_finished: Tensor  # 1 after a stop token
+    row: Tensor  # of the caches, for its keys and values; the same for all
+    length: Tensor  # of the output, up to where all rows are finished; the same for all
 
 
 class FirstToken(NamedTuple):
@@ -56,19 +65,51 @@ class FirstToken(NamedTuple):
     values: list[Tensor]
 
 
-def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers) -> None:
-    """Choose a token, write it at the row `position` of the output, and note which rows are finished."""
+def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers, step: int) -> Tensor:
+    """Choose a token, write it behind the newest one, and return what is new. `step`: 0 for the first token."""
+    now = Now(*state.now)
     token = choose(logits, kind, numbers, state.noise, state.seen)
-    token = torch.where(state.is_finished, state.pad_token, token)
-    column = token[:, None]
-    state.output.index_copy_(1, state.position.view(1), column)
+    was_finished = now.is_finished == 1
+    token = torch.where(was_finished, state.pad_token, token)
+    row = now.row + step
+    state.output.index_copy_(1, row[:1], token[:, None])
     if kind.penalty:
-        state.seen.scatter_(1, column, True)
-    state.length.add_((~state.is_finished).any())
-    is_finished = state.is_finished | (column == state.stop_tokens).any(-1)
-    state.is_finished.copy_(is_finished)
-    state.status.copy_(torch.cat([token, (~is_finished).any()[None]]))
-    state.token.copy_(column)
+        state.seen.scatter_(1, token[:, None], True)
+    is_finished = was_finished | (token[:, None] == state.stop_tokens).any(-1)
+    length = now.length + (~was_finished).any()
+    return _packed(Now(token, now.text_position + step, is_finished.long(), row, length))
+
+
+def store_checked(best: Tensor, ids: Tensor, rows: Tensor, state: State) -> Tensor:
+    """Keep the drafted tokens that are the most probable ones, and the token after them; return what is new.
+
+    `ids` are the newest token and the drafts behind it, `best` the most probable token after each. Tokens behind those
+    that are kept are written, too; the next ones replace them.
+    """
+    now = Now(*state.now)
+    state.output.index_copy_(1, rows + 1, best[None])
+    steps = torch.arange(best.shape[0], device=best.device)
+    is_wrong = torch.cat([best[:-1] != ids[1:], steps[:1] == 0])
+    is_stop = (best[:, None] == state.stop_tokens).any(-1)
+    first = torch.where(is_wrong | is_stop, steps, best.shape[0]).amin()
+    is_first = steps == first
+    token = torch.where(is_first, best, 0).sum()
+    is_finished = (is_first & is_stop).any()
+    kept = first + 1
+    return _packed(
+        Now(*(part.view(1) for part in (
+            token, now.text_position[0] + kept, is_finished.long(), now.row[0] + kept, now.length[0] + kept
+        )))
+    )  # fmt: skip
+
+
+def _packed(now: Now) -> Tensor:
+    """`torch.stack(now)`, pointwise: a library call between the first write in place and the end might fail."""
+    place = torch.arange(len(now), device=now.token.device)[:, None]
+    packed = now[0]
+    for number, part in enumerate(now[1:], 1):
+        packed = torch.where(place == number, part, packed)
+    return packed
 
 
 class Programs:
@@ -82,24 +123,33 @@ class Programs:
             named = {name: value for name, value in named.items() if name in accepted}
             result = model(input_ids=prompt.ids, past_key_values=cache, **named)
             logits: Tensor = result.logits if hasattr(result, "logits") else result[0]
-            return logits[:, -1]
+            return logits
 
         def read_prompt(model: Any, prompt: Prompt) -> FirstToken:
             cache = PromptCache()
             logits = forward(model, prompt, cache, logits_to_keep=1)
-            return FirstToken(logits, cache.keys, cache.values)
+            return FirstToken(logits[:, -1], cache.keys, cache.values)
 
-        def next_token(model: Any, state: State, numbers: SamplingNumbers) -> None:
-            cache = InPlaceCache(state.keys, state.values, state.position)
-            logits = forward(model, Prompt(state.token, state.mask, state.positions), cache)
-            state.position.add_(1)
-            state.positions.add_(1)
-            store_token(logits, state, kind, numbers)
+        def next_token(model: Any, state: State, numbers: SamplingNumbers) -> Tensor:
+            now = Now(*state.now)
+            cache = InPlaceCache(state.keys, state.values, now.row[0])
+            logits = forward(model, Prompt(now.token[:, None], state.mask, now.text_position[:, None]), cache)
+            return store_token(logits[:, -1], state, kind, numbers, 1)
+
+        def check_drafts(model: Any, state: State, drafts: Tensor) -> Tensor:
+            now = Now(*state.now)
+            steps = torch.arange(DRAFT_TOKENS + 1, device=drafts.device)
+            rows = now.row[0] + steps
+            ids = torch.cat([now.token[:, None], drafts.index_select(1, rows[1:])], 1)
+            cache = InPlaceCache(state.keys, state.values, now.row[0])
+            logits = forward(model, Prompt(ids, state.mask, now.text_position[:, None] + steps), cache)
+            return store_checked(logits[0].float().argmax(-1), ids[0], rows, state)
 
         self.read_prompt = compile_function(read_prompt, options=options)
         on_gpu = any(parameter.is_cuda for parameter in model.parameters())
         graphs = {"cuda_graphs": "always"} if on_gpu else {}
         self.next_token = compile_function(next_token, options={**graphs, **options})
+        self.check_drafts = compile_function(check_drafts, options={**graphs, **options})
 
 
 _programs: "weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Programs]]" = weakref.WeakKeyDictionary()
@@ -164,24 +214,16 @@ def first_state(prompt: Prompt, first: FirstToken, kind: SamplingKind, ending: E
     seen = torch.zeros(rows if kind.penalty else 0, vocabulary, dtype=torch.bool, device=device)
     if kind.penalty:
         seen.scatter_(1, ids, True)
-    positions = (
-        torch.full((rows, 1), length, device=device) if prompt.mask is None else prompt.mask.sum(-1, keepdim=True)
-    )
+    mask = torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask
+    lengths = torch.full((rows,), length, device=device)
     return State(
-        token=ids[:, -1:].clone(),
-        position=torch.tensor(length, device=device),
-        positions=positions,
-        mask=_roomier(
-            torch.ones_like(ids, dtype=torch.bool) if prompt.mask is None else prompt.mask, 1, capacity, True
-        ),
-        output=_roomier(ids, 1, capacity),
-        is_finished=torch.zeros(rows, dtype=torch.bool, device=device),
-        status=torch.zeros(rows + 1, dtype=torch.int64, device=device),
-        length=torch.tensor(length, device=device),
+        now=_packed(Now(ids[:, -1], mask.sum(-1), torch.zeros_like(lengths), lengths, lengths)),
+        mask=_roomier(mask, 1, capacity, True),
         noise=torch.empty(rows if kind.sample else 0, vocabulary, device=device),
-        seen=seen,
-        stop_tokens=torch.tensor(ending.stop_tokens, dtype=torch.int64, device=device),
+        stop_tokens=torch.tensor(ending.stop_tokens or [NO_TOKEN], dtype=torch.int64, device=device),
         pad_token=torch.tensor(ending.pad_token, device=device),
+        output=_roomier(ids, 1, capacity),
+        seen=seen,
         keys=tuple(_roomier(keys, 2, capacity) for keys in first.keys),
         values=tuple(_roomier(values, 2, capacity) for values in first.values),
     )

@@ -110,7 +110,7 @@ class Compilation:
         """The same for a graph in symbols, bound to sizes. `fills_tables`: without flattening, where that is possible;
         what is written to the disk cache has a program."""
         if fills_tables:
-            executable = bound.run(half, name, self._launcher, consuming, self.options.threads, self.arenas)
+            executable = bound.run(half, name, _launcher, consuming, self.options.threads, self.arenas)
             if executable is not None:
                 return executable.run  # type: ignore[no-any-return]
         program_and_kernels = bound.program(half, name)
@@ -119,9 +119,6 @@ class Compilation:
         if self.check_specs:
             check_form(program_and_kernels[0], LOWER[0])
         return bind(*program_and_kernels, self.options, consuming, self.arenas).run
-
-    def _launcher(self, code: codegen.CompiledKernel, kernel: Callable[[], AnyKernel]) -> BuiltKernel:
-        return launcher_for(code.kernel.target, code, kernel, self.options)
 
     def generate(self, half: Traced, name: str) -> tuple[Program, Built]:
         program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(self.options, name, self.budget))
@@ -238,6 +235,10 @@ def beside_stored(
     backwards = Compilation(options, arenas=arenas).backwards(traced, plan, name, ambient)
     eager, replay = source.eager(), replaying(source, plan)
     return CompiledParts(eager, plan, eager, replay, backwards, backwards.graph, backwards.part)
+
+
+def _launcher(code: codegen.CompiledKernel, kernel: Callable[[], AnyKernel]) -> BuiltKernel:
+    return launcher_for(code.kernel.target, code, kernel)
 
 
 def _has_numbers(traced: Traced) -> bool:

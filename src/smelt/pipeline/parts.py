@@ -78,14 +78,14 @@ def executable_of(run: Flat) -> Executable:
     return executable
 
 
-def launcher_for(target: str, code: KernelCode, kernel: Callable[[], AnyKernel], options: Options) -> BuiltKernel:
+def launcher_for(target: str, code: KernelCode, kernel: Callable[[], AnyKernel]) -> BuiltKernel:
     """What launches the code of a kernel. The kernel itself is asked for if code for buffers at any address is needed,
     which is seldom."""
 
     def unaligned() -> KernelCode:
         from smelt.codegen.build import compile_unaligned
 
-        return compile_unaligned(kernel(), options)
+        return compile_unaligned(kernel())
 
     launcher: BuiltKernel = launcher_of(target)(code, unaligned)
     return launcher
@@ -100,7 +100,7 @@ def bind(
         program = on_chip(program, chip)
 
     def launcher(kernel: AnyKernel) -> BuiltKernel:
-        return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel, options)
+        return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel)
 
     launchers = {kernel.name: launcher(kernel) for kernel in program.kernels}
     return Executable(

@@ -31,7 +31,7 @@ from smelt.pipeline.parts import bind
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
-from smelt.simplify import PASSES, SimplifyPass, keep_masks, lay_images, share_heads, why_not_operands
+from smelt.simplify import PASSES, SimplifyPass, align_products, keep_masks, lay_images, share_heads, why_not_operands
 
 
 class Form(Enum):
@@ -93,6 +93,12 @@ def run_lay_images(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
 def run_share_heads(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
         share_heads(graph.traced, context.budget)
+    return graph
+
+
+def run_align_products(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
+    if context.decompositions:
+        align_products(graph.traced, context.budget)
     return graph
 
 

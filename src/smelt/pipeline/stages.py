@@ -11,6 +11,7 @@ the whole map.
 from smelt.pipeline.passes import (
     Form,
     Pass,
+    run_align_products,
     run_draw_in_kernels,
     run_fuse,
     run_generate,
@@ -35,6 +36,7 @@ TRACE_FORWARD = (
     ),
     Pass("channels last", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
     Pass("share heads", Form.PURE, Form.PURE, run_share_heads, "where it is done in training"),
+    Pass("aligned products", Form.PURE, Form.PURE, run_align_products, "where it is done in training"),
     Pass("draw in kernels", Form.PURE, Form.PURE, run_draw_in_kernels, "before masks are kept: these need not be"),
     Pass("keep masks", Form.PURE, Form.PURE, run_keep_masks, "for a backward inside: it keeps less until then"),
 )
@@ -53,7 +55,17 @@ TRACE_JOINT = (
     ),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
     Pass(
-        "draw in kernels", Form.JOINT, Form.JOINT, run_draw_in_kernels,
+        "aligned products",
+        Form.JOINT,
+        Form.JOINT,
+        run_align_products,
+        "before the split: what a product gives is saved with its padding, and a padded weight serves both halves",
+    ),
+    Pass(
+        "draw in kernels",
+        Form.JOINT,
+        Form.JOINT,
+        run_draw_in_kernels,
         "before the split: the backward computes masks again",
     ),
     Pass("keep masks", Form.JOINT, Form.JOINT, run_keep_masks, "before the split: masks are saved, not what they made"),

@@ -5,8 +5,8 @@
 
 A pass is a function of a `Traced` and a `RewriteBudget`. It edits the graph in place and returns it. A rewrite keeps
 the specs that other nodes see, never makes two results share memory that they did not share, and counts against the
-opt-bisect limit. `lay_images`, `share_heads`, `keep_masks` and the passes of `philox_masks` are not in the list: they
-run on the graph of a whole training step, before it is split.
+opt-bisect limit. `lay_images`, `share_heads`, `align_products`, `keep_masks` and the passes of `philox_masks` are not
+in the list: they run on the graph of a whole training step, before it is split.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,10 @@ from smelt.simplify.host_copies import await_copies
 from smelt.simplify.host_scalars import place_scalars
 from smelt.simplify.identities import fold_identities
 from smelt.simplify.matmul_layouts import transpose_matrices
+from smelt.simplify.one_hot import sum_one_hot
 from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
+from smelt.simplify.wide_pads import widen_padded
 
 SimplifyPass = Callable[[Traced, RewriteBudget], Traced]
 
@@ -37,10 +39,11 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("bool masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
     ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
-    ("aligned products", align_products, "before sharing: what several products pad is padded once"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("few elements", look_up_first, "after identities: a cast that does nothing is not looked through"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
+    ("one-hot sums", sum_one_hot, "after constants: it looks for zeros"),
+    ("wide pads", widen_padded, "after one-hot sums, whose rows are then computed point by point"),
     ("host scalars", place_scalars, "after identities, which would take the copy of an input for redundant"),
     ("cse", share_common, "one node for each value, so that the fuser sees it once"),
     ("dce", drop_dead, "last: the passes above leave what they replaced behind"),
@@ -49,6 +52,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
 __all__ = [
     "PASSES",
     "SimplifyPass",
+    "align_products",
     "await_copies",
     "compose_views",
     "draw_masks",
@@ -62,6 +66,8 @@ __all__ = [
     "place_scalars",
     "share_common",
     "share_heads",
+    "sum_one_hot",
     "transpose_matrices",
     "why_not_operands",
+    "widen_padded",
 ]

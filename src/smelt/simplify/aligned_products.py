@@ -23,8 +23,11 @@ _ALIGNED = 8  # numbers of 16 bits in sixteen bytes
 _LEAST_WORK = 1 << 30  # multiplications of a product that is worth copies
 _NARROW = (torch.float16, torch.bfloat16)
 
+Padded = dict[tuple[fx.Node, tuple[int, ...]], fx.Node]
+
 
 def align_products(traced: Traced, budget: RewriteBudget) -> Traced:
+    padded: Padded = {}
     for node in list(traced.graph.nodes):
         if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
             continue
@@ -33,7 +36,7 @@ def align_products(traced: Traced, budget: RewriteBudget) -> Traced:
         if _is_worth_it(specs) and all(tensor_spec(each).shape == specs[0].shape[1:] for each in bias):
             lacks = _lacks(*specs)
             if any(lacks) and budget.take(node):
-                _pad(node, lacks)
+                _pad(node, lacks, padded)
     return traced
 
 
@@ -54,11 +57,11 @@ def _lacks(result: TensorSpec, left: TensorSpec, right: TensorSpec) -> tuple[int
     return -rows % _ALIGNED if by_rows else 0, -columns % _ALIGNED, -sums % _ALIGNED if by_sums else 0
 
 
-def _pad(node: fx.Node, lacks: tuple[int, int, int]) -> None:
+def _pad(node: fx.Node, lacks: tuple[int, int, int], padded: Padded) -> None:
     *bias, left, right = node.args
     rows, columns, sums = lacks
-    wide = [_padded(node, left, (rows, sums)), _padded(node, right, (sums, columns))]
-    padded_bias = tuple(_padded(node, each, (columns,)) for each in bias)
+    wide = [_padded(node, left, (rows, sums), padded), _padded(node, right, (sums, columns), padded)]
+    padded_bias = tuple(_padded(node, each, (columns,), padded) for each in bias)
     product = insert_by_rule(node, node.target, *padded_bias, *wide)
     shape = tensor_spec(node).shape
     for dim, lack in enumerate((rows, columns)):
@@ -71,18 +74,21 @@ def _pad(node: fx.Node, lacks: tuple[int, int, int]) -> None:
     node.replace_all_uses_with(copy)
 
 
-def _padded(node: fx.Node, operand: object, lacks: tuple[int, ...]) -> fx.Node:
-    """An operand with zeros behind, in the order of its memory: what is transposed is padded before."""
+def _padded(node: fx.Node, operand: object, lacks: tuple[int, ...], padded: Padded) -> fx.Node:
+    """An operand with zeros behind, in the order of its memory: what is transposed is padded before, and once for all
+    products that read it."""
     assert isinstance(operand, fx.Node)
     if not any(lacks):
         return operand
     source = _transposed(operand)
     if source is not None:
-        return insert_by_rule(node, aten.permute.default, _padded(node, source, lacks[::-1]), [1, 0])
+        return insert_by_rule(node, aten.permute.default, _padded(node, source, lacks[::-1], padded), [1, 0])
     padding = [each for lack in reversed(lacks) for each in (0, lack)]
     while not any(padding[-2:]):
         del padding[-2:]
-    return insert_by_rule(node, aten.constant_pad_nd.default, operand, padding, 0.0)
+    if (operand, lacks) not in padded:
+        padded[operand, lacks] = insert_by_rule(node, aten.constant_pad_nd.default, operand, padding, 0.0)
+    return padded[operand, lacks]
 
 
 def _transposed(operand: fx.Node) -> fx.Node | None:

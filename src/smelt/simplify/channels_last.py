@@ -6,6 +6,9 @@
 Pointwise results of a channels-last image are channels-last too, and later convolutions read them without a copy.
 Reductions read the image in either layout. Other readers, and values that leave the graph, get a copy in eager's
 layout. The pass runs before a training step is split, so that saved images have the layout that the backward reads.
+
+cuDNN's tensor-core kernels work channels-last: for a contiguous image, it copies the image, the filter and the result
+at every call. So on GPUs whole graphs are laid out so, with their filters, if that copies fewer bytes.
 """
 
 import operator
@@ -20,29 +23,74 @@ from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.rules.strides import channels_last_stride, is_channels_last, is_contiguous
 from smelt.simplify.aliasing import insert, spec_of_call
+from smelt.symbolic.symsize import hint
 
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+_NARROW = (torch.float16, torch.bfloat16)
 _FOLLOWING = (aten._to_copy.default, aten.constant_pad_nd.default)  # besides what is computed point by point
 
 
 def lay_images(traced: Traced, budget: RewriteBudget, how: str) -> Traced:
     """`how` as the option `convolutions` has it: `channels_last` means all of them, `auto` as suits the processor."""
-    if how != "channels_last" and (how != "auto" or slow_convolutions()):
+    if how not in ("channels_last", "auto"):
         return traced
     convolutions = [node for node in traced.graph.nodes if node.target in _CONVOLUTIONS]
     if how == "auto":
-        convolutions = [node for node in convolutions if _is_by_channel(node)]
+        on_gpu = [node for node in convolutions if _is_for_tensor_cores(node)]
+        if on_gpu and not _copies_less(traced.graph, frozenset(on_gpu)):
+            on_gpu = []
+        by_channel = [] if slow_convolutions() else [node for node in convolutions if _is_by_channel(node)]
+        convolutions = on_gpu + by_channel
     if convolutions:
         _Images(traced.graph, frozenset(convolutions), budget).run()
     return traced
+
+
+def _image_of(node: fx.Node) -> TensorSpec:
+    """The image that a convolution or its gradient reads."""
+    image = node.args[0 if node.target is aten.convolution.default else 1]
+    assert isinstance(image, fx.Node)
+    return tensor_spec(image)
+
+
+def _is_for_tensor_cores(node: fx.Node) -> bool:
+    """Whether cuDNN computes a convolution by kernels that work channels-last."""
+    image = _image_of(node)
+    groups = node.args[8 if node.target is aten.convolution.default else 9]
+    is_narrow = image.dtype in _NARROW or (image.dtype is torch.float32 and bool(torch.backends.cudnn.allow_tf32))
+    return image.device.type == "cuda" and is_narrow and bool(groups == 1) and len(image.shape) == 4
+
+
+def _copies_less(graph: fx.Graph, wanted: frozenset[fx.Node]) -> bool:
+    """Whether the copies between layouts have fewer bytes than those that the library makes of contiguous images. Tried
+    on a copy of the graph."""
+    twins: dict[fx.Node, fx.Node] = {}
+    trial = fx.Graph()
+    trial.output(trial.graph_copy(graph, twins))
+    before = set(trial.nodes)
+    library = sum(_image_bytes(node) for node in wanted)
+    _Images(trial, frozenset(twins[node] for node in wanted), RewriteBudget()).run()
+    copies = [node for node in trial.nodes if node not in before and node.target is aten.clone.default]
+    return sum(hint(tensor_spec(node).nbytes) for node in copies) < library
+
+
+def _image_bytes(node: fx.Node) -> int:
+    """Bytes of the images that a call reads and writes."""
+    arguments = node.args[: 1 if node.target is aten.convolution.default else 2]
+    images: list[object] = [spec_of(each) for each in arguments if isinstance(each, fx.Node)]
+    results = spec_of(node)
+    images += results[:1] if isinstance(results, tuple) else [results]
+    return sum(hint(spec.nbytes) for spec in images if isinstance(spec, TensorSpec))
 
 
 def _is_by_channel(node: fx.Node) -> bool:
     """A convolution of each channel by itself does so little with an image that bringing it into the library's blocks
     of channels, and back, takes longer. Measured on x86: where all images are channels-last, MobileNetV2 is trained in
     0.58 of eager's time, a ResNet, which has none of these, in 1.37."""
+    if not on_host(_image_of(node).device):
+        return False
     weight = node.args[1 if node.target is aten.convolution.default else 2]
     groups = node.args[8 if node.target is aten.convolution.default else 9]
     return isinstance(weight, fx.Node) and isinstance(groups, int) and groups == tensor_spec(weight).shape[0] != 1
@@ -72,10 +120,11 @@ class _Images:
         self._replace_old()
 
     def _convolution(self, node: fx.Node) -> None:
-        x, *rest = node.args
+        x, weight, *rest = node.args
         if not self._takes_last(node, x, transposed=node.args[6]) or not self.budget.take(node):
             return
-        call = insert(node, aten.convolution.default, (self._laid(x, node), *rest), {}, _last(tensor_spec(node)))
+        args = (self._laid(x, node), self._filter(weight, node), *rest)
+        call = insert(node, aten.convolution.default, args, {}, _last(tensor_spec(node)))
         self._stands_for(call, node)
 
     def _stands_for(self, call: fx.Node, node: fx.Node) -> None:
@@ -83,12 +132,13 @@ class _Images:
         self.old.append(node)
 
     def _gradients(self, node: fx.Node) -> None:
-        gradient, x, *rest = node.args
+        gradient, x, weight, *rest = node.args
         if not self._takes_last(node, x, transposed=node.args[7]) or not self.budget.take(node):
             return
         specs = spec_of(node)
         assert isinstance(specs, tuple)
-        call = insert(node, aten.convolution_backward.default, (self._laid(gradient, node), self._laid(x, node), *rest))
+        args = (self._laid(gradient, node), self._laid(x, node), self._filter(weight, node), *rest)
+        call = insert(node, aten.convolution_backward.default, args)
         images = tuple(None if spec is None else _last(spec) for spec in specs[:2])
         set_spec(call, (*images, *specs[2:]))
         self.old.append(node)
@@ -107,7 +157,8 @@ class _Images:
 
     def _takes_last(self, node: fx.Node, x: Any, *, transposed: Any) -> bool:
         spec = tensor_spec(x)
-        if transposed or spec.varies or not on_host(spec.device) or is_channels_last(spec.shape, spec.stride):
+        known_library = on_host(spec.device) or spec.device.type == "cuda"
+        if transposed or spec.varies or not known_library or is_channels_last(spec.shape, spec.stride):
             return False
         is_image = len(spec.shape) == 4 and is_contiguous(spec.shape, spec.stride)
         return is_image and (node in self.wanted or x in self.last)
@@ -176,6 +227,14 @@ class _Images:
         layout = {"memory_format": torch.channels_last}
         self.copies[value] = insert(node, aten.clone.default, (value,), layout, _last(spec))
         return self.copies[value]
+
+    def _filter(self, weight: Any, node: fx.Node) -> fx.Node:
+        """What cuDNN would copy at every call."""
+        spec = tensor_spec(weight)
+        if on_host(spec.device) or spec.varies or not is_contiguous(spec.shape, spec.stride):
+            assert isinstance(weight, fx.Node)
+            return weight
+        return self._laid(weight, node)
 
     def _replace_old(self) -> None:
         """Copies for those who read what was there before, which goes."""

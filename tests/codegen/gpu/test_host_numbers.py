@@ -124,6 +124,6 @@ def test_on_the_host_they_are_where_they_are() -> None:
     code = build.compile_kernels([kernel], Options())["scaled"]
     memory = torch.arange(4.0)
     x, y = torch.randn(100), torch.empty(100)
-    launch = launcher_for("simt-host", code, lambda: kernel, Options())
+    launch = launcher_for("simt-host", code, lambda: kernel)
     launch(1, memory[3], x, y)
     assert torch.equal(y, x * 3)

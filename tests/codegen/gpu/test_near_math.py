@@ -62,6 +62,20 @@ def test_functions_are_a_few_units_off(approximating: None, op: str) -> None:
     assert units_off(got, getattr(torch, op)(x.double())) <= 4.0
 
 
+@pytest.mark.parametrize("op", ["ndtr", "gelu_slope"])
+def test_shares_of_the_normal_distribution(approximating: None, op: str) -> None:
+    """Absolute errors: eager's have four and five units of 2^-25."""
+    special = torch.tensor([0.0, -0.0, 1e-30, -40.0, 40.0, 3e38, -3e38, math.nan])
+    x = torch.cat([torch.linspace(-14, 14, 40_000), special])
+    got = torch.empty_like(x)
+    OnHost(pointwise(op, "f32", len(x))).run([x, got], {})
+    wide = x.double()
+    share = torch.special.ndtr(wide)
+    want = share if op == "ndtr" else share + wide * torch.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+    assert float((got.double() - want).abs().nan_to_num(0).max()) <= 9 * 2.0**-25
+    assert torch.equal(got.isnan(), want.isnan())
+
+
 def test_what_a_gpu_is_given() -> None:
     for op in ("exp", "sigmoid"):
         text = ptx_of({"k": pointwise(op, "bf16")})

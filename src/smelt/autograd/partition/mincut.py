@@ -15,8 +15,9 @@ from torch import fx
 
 from smelt.autograd.joint.aliasing import is_view, view_root
 from smelt.autograd.joint.trace_joint import Joint
+from smelt.autograd.partition.costs import bytes_of
 from smelt.autograd.partition.maxflow import INFINITE, Network
-from smelt.autograd.partition.recompute import recomputable
+from smelt.autograd.partition.recompute import LIBRARY, recomputable
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, recompute_policy_of
 from smelt.ir.graph import outputs, placeholders
@@ -25,6 +26,10 @@ from smelt.symbolic.symsize import hint
 
 # Prices per byte leave room for a rank: at equal bytes, inputs and results (which live anyway) go before other values.
 PER_BYTE = 8
+_WRITTEN_SHARE = 8  # in eighths: a 64th of its bytes more for what is computed from one result of the library
+_SMALL_SHARE = 16  # beside such a result: of its bytes at most
+_MAX_STEPS = 32  # from it
+_PER_COPIED_BYTE = 1  # more for what a copy is saved of: the copy takes time
 
 Price = Callable[[fx.Node], int]
 
@@ -75,8 +80,11 @@ class Problem:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
             return INFINITE
-        rank = 3 if node in self.may_be_mutated else 1 if node in self.live_anyway else 2
-        return hint(spec.nbytes) * PER_BYTE + rank
+        if node in self.may_be_mutated:
+            return hint(spec.nbytes) * (PER_BYTE + _PER_COPIED_BYTE) + 1
+        if node in self.live_anyway:
+            return hint(spec.nbytes) * PER_BYTE + 1
+        return hint(spec.nbytes) * PER_BYTE + 2 + (hint(spec.nbytes) // _WRITTEN_SHARE if _is_of_one(node) else 0)
 
     @cached_property
     def may_be_mutated(self) -> frozenset[fx.Node]:
@@ -111,6 +119,33 @@ class Problem:
                     network.edge(end, ends[user][0], INFINITE)
         source_side = network.cut()
         return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
+
+
+def _is_of_one(node: fx.Node) -> bool:
+    """Whether a value is computed from one result of the library and small ones. That result is in memory anyway, while
+    the value would be written for the backward, unless the library reads it."""
+    if node.op == "placeholder" or why_not_recompute(node) is not None or _is_for_library(node):
+        return False
+    least, large = bytes_of(node) // _SMALL_SHARE, set[fx.Node]()
+    seen, pending = {node}, [node]
+    while pending and len(seen) <= _MAX_STEPS and len(large) <= 1:
+        for source in pending.pop().all_input_nodes:
+            if source in seen:
+                continue
+            seen.add(source)
+            if bytes_of(source) <= least or source.op == "get_attr":
+                continue
+            if why_not_recompute(source) is None:
+                pending.append(source)
+            else:
+                large.add(source)
+    return not pending and len(large) == 1 and all(recomputable(each) == LIBRARY for each in large)
+
+
+def _is_for_library(node: fx.Node) -> bool:
+    """Whether an operator of the forward that is not fused reads a value, as it is or a view of it."""
+    users = [user for user in node.users if user.op == "call_function" and phase_of(user) is Phase.FORWARD]
+    return any(_is_for_library(user) if is_view(user) else recomputable(user) == LIBRARY for user in users)
 
 
 def why_not_recompute(node: fx.Node) -> str | None:

@@ -27,6 +27,7 @@ from smelt.meta.rules.strides import like_stride
 
 aten = torch.ops.aten
 
+LIBRARY = "a library call"
 # One result element per input element, or none read at all, though not tagged pointwise.
 COPIES = frozenset({aten._to_copy.default, aten.copy.default})
 CREATION = frozenset(
@@ -65,7 +66,7 @@ def _why_not_again(op: torch._ops.OpOverload) -> str | None:
         return "an operator whose cost is unknown"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:
         return None
-    return "a reduction" if torch.Tag.reduction in op.tags else "a library call"
+    return "a reduction" if torch.Tag.reduction in op.tags else LIBRARY
 
 
 def _moves(node: fx.Node) -> bool:

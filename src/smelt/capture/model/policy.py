@@ -20,8 +20,8 @@ from smelt.base.paths import PACKAGE
 from smelt.base.torch_originals import TORCH as _TORCH
 from smelt.base.torch_originals import is_found, own_name
 
-# smelt's own code that capture goes through: stand-ins for library functions, hooks as nodes of a backward, and
-# exported steps of generation.
+# smelt's own code that capture goes through: stand-ins for library functions, hooks as nodes of a backward, exported
+# steps of generation, quantized layers.
 _POLYFILLS = tuple(
     os.path.join(PACKAGE, *path)
     for path in (
@@ -32,6 +32,7 @@ _POLYFILLS = tuple(
         ("deploy", "generation", "steps.py"),
         ("dispatch", "loss_scaling.py"),
         ("ir", "nodes", "hook_calls.py"),
+        ("quantization", "layers.py"),
     )
 )
 _COMPILED_PROGRAMS = os.path.join(PACKAGE, "generation", "")  # smelt's own code that is compiled as a program's

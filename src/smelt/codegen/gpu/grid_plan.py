@@ -45,8 +45,8 @@ from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import transpose_tile
 from smelt.codegen.gpu.vector_width import vector_width
 from smelt.device import Target
-from smelt.ir.check_kernel import contraction_of
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Scatter, Store
+from smelt.ir.check_kernel import contraction_of, is_attention
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Reduce, Role, Scan, Scatter, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -72,11 +72,15 @@ _LEAST_REGISTERS = 16  # beside what is kept: the assembler gets along with so f
 _MULTIPROCESSORS = 132  # of a large chip
 _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
 _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for reductions within teams
-_TEAMS_THREADS = 128  # of a block that several teams make
+_FOLD_WARPS = 2  # at least, that share a row whose values are also reduced over rows
+_TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
-_FOLD_VALUES = 64  # that a thread has of a row and of the reductions over rows, where more threads can share it
+_WARP_VALUES = 64  # of a row, that a thread keeps rather than share the row with other warps
+_FOLD_VALUES = 90  # that a thread has of a row and of the reductions over rows, where more threads can share it
+_MOST_SUMS = 16  # that a thread has of rows side by side, each in two registers
 _LEAST_WIDTH = 4  # points that are still read side by side then
 _MOST_WARPS = 16  # that share rows side by side
+_LEAST_LANES = 8  # of a warp, that have rows side by side where rows are few: with floats, a sector of memory
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
 _WORTH_SPLITTING = 65536  # points of a block that are worth another grid
@@ -166,7 +170,8 @@ def _few_queries(kernel: Kernel, target: Target) -> Grids:
 
 def _few_rows(kernel: Kernel, target: Target) -> Grids:
     contract = contraction_of(kernel)
-    grid = "it has no contraction" if contract is None or why_no_tile(kernel) else few_rows(kernel, contract, target)
+    is_plain = contract is not None and contract.dtype.is_floating_point and not is_attention(kernel)
+    grid = few_rows(kernel, contract, target) if contract is not None and is_plain else "it has no contraction"
     return grid if isinstance(grid, str) else [grid]
 
 
@@ -350,14 +355,19 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
 
 
 def _kept(rows: Rows, one_pass: OnePass) -> int:
-    """Values that a thread has of a row, of the reductions over rows, and of the next row."""
-    return rows.points * (_live(rows.kernel) + len(row_reads(rows.kernel, len(one_pass.groups))))
+    """Registers for what a thread has of a row, of the reductions over rows, and of the next row."""
+    return int(rows.points * (_live(rows.kernel) + _words(row_reads(rows.kernel, len(one_pass.groups)), rows.kernel)))
+
+
+def _words(loads: Sequence[Load], kernel: Kernel) -> float:
+    """How many registers a point of each takes, unconverted."""
+    return sum(kernel.buffer(load.buffer).dtype.itemsize for load in loads) / 4
 
 
 def _may_prefetch(rows: Rows, one_pass: OnePass) -> bool:
     """Whether a thread's part of the next row fits into registers beside this one, and beside another block unless no
     more threads can share a row."""
-    if not rows.unrolled or _kept(rows, one_pass) > _registers(rows.threads):
+    if not rows.unrolled or _kept(rows, one_pass) > max(_FOLD_VALUES, _registers(rows.threads)):
         return False
     return rows.tiles == 1 or _resident(rows, True) > _MULTIPROCESSORS
 
@@ -381,7 +391,7 @@ def _resident(rows: Rows, prefetches: bool) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
     used = _LEAST_REGISTERS + (rows.points * _live(rows.kernel) if rows.unrolled else 32)
     if prefetches:
-        used += 8 + rows.points * len(row_reads(rows.kernel))
+        used += _WORKING_REGISTERS + int(rows.points * _words(row_reads(rows.kernel), rows.kernel))
     return max(1, _REGISTER_FILE // max(32, used) // rows.threads) * _MULTIPROCESSORS
 
 
@@ -483,9 +493,12 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     while team > 2 * warp and cols <= team // 2 * width * _FEW_TILES:
         team //= 2  # rather than twice the threads
     if folds and not is_symsize(kernel.col_count):
-        team, width = _fold_team(kernel, team, width, most)
+        team, width = _fold_team(kernel, team, width, most, warp)
     elif not folds and not is_symsize(kernel.col_count):
         live = _live(outputs_as_scratch(kernel))
+        # A warp by itself exchanges no values through shared memory.
+        if warp < team and -(-cols // (warp * width)) * width * max(1, live) <= _WARP_VALUES:
+            team = warp
         # Blocks of fewer threads take turns better: while one waits for its row, others compute.
         while team > _ROW_THREADS and -(-cols // (team // 2 * width)) * width * max(1, live) <= _ROW_VALUES:
             team //= 2
@@ -494,18 +507,24 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     return (None if folds else _streamed(rows)) or _unrolled(rows)
 
 
-def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, int]:
-    """Threads that share a row, and points side by side of each: more threads, where each would have more values of a
-    row, of the next and of the reductions over rows than leave registers for many threads."""
-    cols, reads = kernel.col_count, len(row_reads(kernel))
-    each = _live(kernel) + reads
-    while -(-cols // (team * width)) * width * each > _FOLD_VALUES and 2 * team <= most:
-        if cols <= team * width:
-            if width <= _LEAST_WIDTH:
-                break
-            width //= 2
-        team *= 2
-    return team, width
+def _fold_team(kernel: Kernel, team: int, width: int, most: int, warp: int) -> tuple[int, int]:
+    """Threads that share a row, and points side by side of each: as few threads as registers allow for the values of a
+    row, of the next and of the reductions over rows, so that few wait for each other. Threads without points are
+    avoided by narrower ones."""
+    cols, each = kernel.col_count, _live(kernel) + _words(row_reads(kernel), kernel)
+    widths = [wide for wide in (width, width // 2) if wide >= min(width, _LEAST_WIDTH)]
+    best, least = (team, width), 2.0
+    threads = _FOLD_WARPS * warp
+    while threads <= most:
+        for wide in widths:
+            tiles = -(-cols // (threads * wide))
+            idle = tiles * threads * wide / cols
+            if tiles * wide * each <= _FOLD_VALUES and tiles <= _MOST_TILES and idle < least - 0.2:
+                best, least = (threads, wide), idle
+        if least < 1.2:
+            break
+        threads *= 2
+    return best
 
 
 def _streamed(rows: Rows) -> Rows | None:
@@ -526,6 +545,9 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     kernel = with_axes(part.kernel, _last(part.kernel.rows, last), part.kernel.cols)
     width = _width(kernel, kernel.rows[-1:], part.bounds)
     rows = hint(kernel.row_count)
+    folds = max(sum(isinstance(i, Reduce) for i in stage.body) for stage in kernel.stages)
+    while width > _LEAST_WIDTH and folds * width > _MOST_SUMS:
+        width //= 2
     if has(kernel, Scan):
         while width > 1 and rows < width * warp:
             width //= 2
@@ -549,7 +571,13 @@ def _narrower(rows: Rows) -> Rows:
         if rows.width // 2 * rows.warp * min(sizes, default=1) < _LEAST_BYTES:
             break
         rows = replace(rows, width=rows.width // 2)
-    return rows
+    # A warp has fewer rows side by side then, and more of their cols.
+    team, cols = rows.team, hint(kernel.col_count)
+    while rows.threads // team > _LEAST_LANES and hint(rows.blocks) * team // rows.team < _MULTIPROCESSORS:
+        if team * 4 > cols:
+            break
+        team *= 2
+    return rows if team == rows.team else _unrolled(replace(rows, team=team))
 
 
 def _unrolled(rows: Rows) -> Rows:

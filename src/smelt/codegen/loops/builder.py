@@ -49,6 +49,7 @@ SIGNED_LESS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "
 # x · 2^n has no portable intrinsic. Operands of this one, of 512 bits: x, n, default for masked lanes, mask, rounding.
 _SCALE = {"f32": ("llvm.x86.avx512.mask.scalef.ps.512", "i16"), "f64": ("llvm.x86.avx512.mask.scalef.pd.512", "i8")}
 _SCALE_BITS = 512
+_LOOKUP = "llvm.x86.avx512.permvar.sf.512"
 
 BUFFERS = Value("%buffers", "ptr")
 THREADS = Value("%threads", "i64")
@@ -156,6 +157,10 @@ class Builder:
         if len(values) == 1:
             return self.const(kind, values[0])
         return Value("", kind, len(values), 0, tuple(values))
+
+    def floats(self, values: Sequence[float]) -> Value:
+        """A vector constant of float32, one number a lane."""
+        return Value("", "f32", len(values), 0, tuple(values))
 
     def flags(self, lanes: Sequence[bool]) -> Value:
         """A mask that is known."""
@@ -452,6 +457,10 @@ class Builder:
         while len(parts) > 1:
             parts = [self._joined(low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
+
+    def looked_up(self, table: Value, numbers: Value) -> Value:
+        """Of 16 float32 the one whose number is in the lowest bits of each lane. Where `Target.has_lane_lookup`."""
+        return self.call(_LOOKUP, table, numbers, result="f32", lanes=table.lanes)
 
     def permute(self, value: Value, order: Sequence[int], other: Value | None = None) -> Value:
         """Lanes of a vector, and of another behind it, by their numbers."""

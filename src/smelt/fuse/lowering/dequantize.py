@@ -15,6 +15,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.lowering.factor_views import Cut, cut_call, split
+from smelt.fuse.lowering.factors import is_copy
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.rules import FactorRead, PointRule, QuantizedRead, Slot
 from smelt.fuse.lowering.values import FusionKind, FusionRead, FusionValue
@@ -64,6 +65,7 @@ class _Weights:
     place: Place
     kind: IntegerKind
     half: Place | None = None
+    masked: bool = True  # no other bits are left beside the half
     offset: int = 0
     zero: _Node | None = None
     scale: _Node | None = None
@@ -97,7 +99,7 @@ def _with_integers(
             continue
         except _NoWeights:
             return None
-        if weights.scale is None:
+        if weights.scale is None or not weights.masked:
             return None
         return _read(call, number, sources, weights)
 
@@ -130,9 +132,12 @@ def _read(
 
 
 def _is_leaf(value: FusionValue, source: FusionValue) -> bool:
-    """Whether a value is read from memory: it is not computed, or much smaller than the weights."""
+    """Whether a value is read from memory: it is not computed, or much smaller than the weights. Positions and scales
+    that are only converted are computed."""
     if value.kind is not FusionKind.POINTWISE or not isinstance(value.rule, PointRule):
         return True
+    if not value.readings or is_copy(value):
+        return False
     return hint(value.numel) * _LEAST_PART <= hint(source.numel)
 
 
@@ -221,7 +226,10 @@ def _weights(node: _Node, sizes: Shape) -> _Weights:
     rule = _RULES.get(node.op)
     if rule is None:
         raise _NoWeights
-    return rule(node, sizes)
+    weights = rule(node, sizes)
+    if not weights.masked:
+        raise _NoWeights
+    return weights
 
 
 def _of_memory(node: _Node, sizes: Shape) -> _Weights:
@@ -256,8 +264,7 @@ def _half(weights: _Weights, number: int, kind: IntegerKind) -> _Weights:
 def _of_and(node: _Node, sizes: Shape) -> _Weights:
     inner, number = _with_constant(node)
     if number == 15 and inner.op == "shr":
-        upper = _of_shift(inner, sizes)
-        return replace(upper, kind="u4")
+        return replace(_of_shift(inner, sizes), kind="u4", masked=True)
     if number == 15:
         return _half(_weights(inner, sizes), 0, "u4")
     raise _NoWeights
@@ -266,10 +273,38 @@ def _of_and(node: _Node, sizes: Shape) -> _Weights:
 def _of_shift(node: _Node, sizes: Shape) -> _Weights:
     """The upper half: of a signed byte it is signed."""
     inner, by = node.args
-    if by.op != "const" or by.number != 4:
+    whole = _whole(_weights(inner, sizes))
+    place = _affine(by, len(sizes))
+    if place is None or any(part % 4 for part in place):
         raise _NoWeights
-    whole = _weights(inner, sizes)
-    return _half(whole, 1, "u4" if whole.kind == "u8" else "i4")
+    half = tuple(part // 4 for part in place)
+    highest = half[0] + sum(step * (size - 1) for step, size in zip(half[1:], sizes, strict=True) if step > 0)
+    lowest = half[0] + sum(step * (size - 1) for step, size in zip(half[1:], sizes, strict=True) if step < 0)
+    is_upper = known_equal(lowest, 1) and known_equal(highest, 1)
+    if not is_upper and not (known_equal(lowest, 0) and known_equal(highest, 1)):
+        raise _NoWeights
+    return replace(whole, half=half, kind="u4" if whole.kind == "u8" else "i4", masked=is_upper)
+
+
+def _affine(node: _Node, count: int) -> Place | None:
+    """Where a number runs with the dims of the product and the axes of its sum: constants, positions and their sums."""
+    match node.op:
+        case "const":
+            return (_integer(node.number), *(0 for _ in range(count)))
+        case "position":
+            return node.place
+        case "cast":
+            return _affine(node.args[0], count)
+        case "add" | "mul":
+            left, right = (_affine(each, count) for each in node.args)
+            if left is None or right is None:
+                return None
+            if node.op == "add":
+                return tuple(one + other for one, other in zip(left, right, strict=True))
+            for one, other in ((left, right), (right, left)):
+                if not any(one[1:]):
+                    return tuple(one[0] * part for part in other)
+    return None
 
 
 def _of_division(node: _Node, sizes: Shape) -> _Weights:

@@ -50,7 +50,7 @@ def _read_through(
 
 def through_copy(ref: Ref) -> Ref:
     """The base of a view, looking through a copy."""
-    while _is_copy(ref.value) and ref.value.readings[0].value.spec.dtype.is_floating_point:
+    while is_copy(ref.value) and ref.value.readings[0].value.spec.dtype.is_floating_point:
         reading, spec = ref.value.readings[0], ref.value.spec
         layout = moved(ref.layout, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
         if layout is None:
@@ -102,7 +102,7 @@ def finishes_product(value: FusionValue) -> bool:
 def _copies_before(source: FusionValue) -> int:
     """How many copies a value is of, one of the other."""
     count = 0
-    while _is_copy(source):
+    while is_copy(source):
         reading = source.readings[0]
         if reading.value.kind is FusionKind.PRODUCT and reading.value.users == [source]:
             break  # the product may be computed as the copy, which costs nothing
@@ -133,7 +133,7 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles, is_for_library
     """Compute products that are only copied directly in the copy's layout, unless that is slower than both: depthwise
     convolutions run along image rows, and libraries have no such layout."""
     for value in values:
-        if not _is_copy(value) or value.readings[0].identity_read:
+        if not is_copy(value) or value.readings[0].identity_read:
             continue
         reading = value.readings[0]
         product, spec = reading.value, value.spec
@@ -167,7 +167,7 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles, is_for_library
         )
 
 
-def _is_copy(value: FusionValue) -> bool:
+def is_copy(value: FusionValue) -> bool:
     """Whether a value is a copy of another, in a different layout or as floats that represent it exactly."""
     if not isinstance(value.rule, PointRule) or len(value.readings) != 1:
         return False

@@ -166,7 +166,7 @@ class ProductChoice:
     ) -> Decision:
         on_gpu = bool(self._gpu(sums.device))  # where the costs of the library include conversions
         itemsize = (factors[1] if on_gpu else sums).dtype.itemsize
-        converted = 0.0 if on_gpu else _converted(call, factors) * CYCLES_TO_CONVERT
+        converted = 0.0 if on_gpu else _conversion_cycles(call, factors)
         if isinstance(costs, str) and not converted:
             return Decision(False, costs)  # before the target is asked, which loads what makes code
         kernel_cycles, least = self.cycles(call.rule, factors, sums), float(LEAST_SAVED)
@@ -258,15 +258,16 @@ class ProductChoice:
         return cycles
 
 
-def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
-    """Elements that the library needs as wider floats, while a kernel reads them directly. Values shared by several
-    calls count by their share."""
+def _conversion_cycles(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
+    """What it takes to write elements that the library needs as floats, while a kernel reads them directly. Values
+    shared by several calls count by their share."""
     total = 0.0
-    for node, factor in zip((call.left, call.right), factors[:2], strict=True):
+    for node, read, factor in zip((call.left, call.right), call.rule.factors, factors[:2], strict=True):
         if tensor_spec(node).dtype is not factor.dtype:
             while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
                 node = node.all_input_nodes[0]
-            total += hint(factor.numel) / max(1, len(node.users))
+            cycles = CYCLES_TO_CONVERT if read.quantized is None else CYCLES_TO_DEQUANTIZE
+            total += hint(tensor_spec(node).numel) * cycles / max(1, len(node.users))
     return total
 
 
@@ -275,6 +276,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 LAUNCH = 1_500  # cycles that a kernel takes to be called
+CYCLES_TO_DEQUANTIZE = 5.0  # a weight that is written as a float and read again: measured 3 to 7 with AVX-512
 CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
 FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them

@@ -31,6 +31,8 @@ from smelt.ir.artifact_file.layout import (
     SectionRecord,
 )
 
+_CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(_CHUNK_BYTES)
 KEY = "key"  # of a manifest in the disk cache: what the file was written for
 
 
@@ -132,8 +134,11 @@ def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
         with os.fdopen(descriptor, "w+b") as file:
             file.truncate(_end(records))
             for place, data in _pieces(sections, records):
-                file.seek(place)
-                file.write(data)
+                for begin in range(0, len(data), _CHUNK_BYTES):
+                    chunk = bytes(data[begin : begin + _CHUNK_BYTES])
+                    if chunk != _ZEROS[: len(chunk)]:  # a file system stores no zeros that nobody writes
+                        file.seek(place + begin)
+                        file.write(chunk)
             file.flush()
             with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
                 _seal(view, records)

@@ -256,7 +256,7 @@ def _bound(about: Any, contents: CacheFile, consuming: bool, options: Options, a
         return {kernel.name: kernel for kernel in serialize.parse(json.loads(text))}
 
     def launcher(name: str, target: str) -> BuiltKernel:
-        return launcher_for(target, kernels[name], lambda: rebuilt()[name], options)
+        return launcher_for(target, kernels[name], lambda: rebuilt()[name])
 
     flat = restored(table, objects, launcher)
     events.count("kernels", reader.length_of("launches"))

@@ -115,9 +115,17 @@ def copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequ
     places = set(map(memory_of, tensors))
     safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]
     written = [each for each in zip(plan.mutated_inputs, tensors, safe, strict=True) if each[2] is not None]
-    for index, tensor, value in written:
-        if index not in plan.mutated_with_grad:
-            _native.unrecorded(BASE.copy_, tensor, value)
+    plain = [(tensor, value) for index, tensor, value in written if index not in plan.mutated_with_grad]
+    if plain:
+        _native.unrecorded(_copy_each, plain)
     for index, tensor, value in written:
         if index in plan.mutated_with_grad:
             _native.recorded(BASE.copy_, tensor, value)
+
+
+def _copy_each(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    if len(pairs) > 1 and all(tensor.is_cuda for tensor, _ in pairs):
+        torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])  # one launch
+        return
+    for tensor, value in pairs:
+        BASE.copy_(tensor, value)

@@ -38,11 +38,11 @@ _REGISTER_BITS = 128
 _ROWS = 64  # of a block
 _LEFT_ELEMENTS = 128 * 1024  # of a thread's copy of the left factor: they stay in the second cache
 _COLS = 32
-_MOST_ROWS = 6  # of a tile
+_MOST_ROWS = 5  # of a tile
 _TILE_COLS = 4
 _UNROLL = 4  # vectors of integers in a round
 _BYTES_A_CYCLE = 5  # of integers that are read from memory
-_AHEAD = 1024  # bytes of the right factor that are asked for early
+_TABLE_LANES = 16  # of a table with a float for each integer of 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,9 @@ class _Dots:
         self.b = Builder(target)
         self.dtypes = [problem.kernel.buffer(each.buffer).dtype for each in quantized.elements]
         self.count = len(layout.parts)
-        # Signed halves of bytes are read as unsigned ones that are 8 too many.
-        self.offset = quantized.offset + (8 if quantized.kind == "i4" else 0)
+        self.looks_up = quantized.is_packed and target.has_lane_lookup and tile.lanes == _TABLE_LANES
+        # Signed halves of bytes are read as unsigned ones that are 8 too many. A table has the offset in its values.
+        self.offset = 0 if self.looks_up else quantized.offset + (8 if quantized.kind == "i4" else 0)
         self.is_moved = bool(self.offset) or quantized.zero is not None
 
     @property
@@ -319,7 +320,8 @@ class _Dots:
         present = [name for name, each in elements if each is not None]
         reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
         shape = f"{tile.rows}x{tile.cols}x{tile.lanes}.{tile.unroll}.units{layout.units}{'.late' if tile.late else ''}"
-        return f"smelt.quantized_dot.{quantized.kind}.less{self.offset}.{reads}.{shape}.{layout.group_right}"
+        kind = f"{quantized.kind}.less{quantized.offset}{'.table' if self.looks_up else ''}"
+        return f"smelt.quantized_dot.{kind}.{reads}.{shape}.{layout.group_right}"
 
     def write(self) -> Function:
         b, tile = self.b, self.tile
@@ -457,6 +459,14 @@ class _Dots:
         b, kind = self.b, self.quantized.kind
         if not self.quantized.is_packed:
             return [b.convert("sitofp", b.convert("sext" if kind == "i8" else "zext", taken, "i32"), "f32")]
+        if self.looks_up:
+            return self._looked_up(b.convert("zext", taken, "i32"))
         halves = b.xor(taken, -0x78) if kind == "i4" else taken  # 0x88
         wide = b.convert("zext", halves, "i32")
         return [b.convert("sitofp", each, "f32") for each in (b.and_(wide, 15), b.lshr(wide, 4))]
+
+    def _looked_up(self, wide: Value) -> list[Value]:
+        """Both halves of each byte as indices to a table of floats: only the lowest four bits of an index count."""
+        values = [half - 16 if self.quantized.kind == "i4" and half > 7 else half for half in range(_TABLE_LANES)]
+        table = self.b.floats([float(value - self.quantized.offset) for value in values])
+        return [self.b.looked_up(table, each) for each in (wide, self.b.lshr(wide, 4))]

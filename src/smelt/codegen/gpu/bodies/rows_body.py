@@ -22,17 +22,18 @@ from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.gpu.team_scans import RunningFold, TeamScan
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import cast
-from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
+from smelt.ir.kernel import Access, Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.symsize import is_symsize, known_equal
 
 Name = TypeVar("Name")
 Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
 
-_TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
-_POINTS = 16  # that a thread reads at once in a loop that is not unrolled; to be measured
-_MOST_TILES = 4
+_TILES_OF_SUM = 16  # of a thread, that are added up before their sum is added to that of others
+_NARROW_TILES = _TILES_OF_SUM**2  # of a thread, up to which those sums need not be added up in float64
+_BYTES_AT_ONCE = 48  # that a thread reads before it computes, in a loop that is not unrolled
+_MOST_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +166,17 @@ class RowsBody(PhaseBody):
     def _long_loop(
         self, stage: Stage, folds: Sequence[Reduce], nothing: Carried
     ) -> tuple[Carried, dict[str, torch.dtype]]:
-        """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into a float64 every
-        few tiles, so that their error does not grow with the length."""
+        """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into others every
+        few tiles, into float64 if there are many, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.grid.tiles, self._tiles_at_once(stage)
         dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
         sums = {fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point}
+        is_wide = is_symsize(tiles) or tiles > _NARROW_TILES
         zero = b.const("f64", 0.0)
-        totals = {name: (zero,) * len(values) if name in sums else values for name, values in nothing.items()}
+        totals = {
+            name: (zero,) * len(values) if is_wide and name in sums else values
+            for name, values in nothing.items()
+        }
         step = max(1, _TILES_OF_SUM // at_once) if sums else 1
         last = b.const("i64", -(-tiles // at_once))
 
@@ -186,13 +191,17 @@ class RowsBody(PhaseBody):
             after = named(nothing, b.carried_loop(end, flat(begin), some_tiles, first=turn))
             for name in (name for name in after if name in sums):
                 pairs = zip(before[name], after[name], strict=True)
-                after[name] = tuple(b.fadd(total, b.convert("fpext", value, "f64")) for total, value in pairs)
+                wide = partial(b.convert, "fpext", kind="f64")
+                after[name] = tuple(b.fadd(total, wide(value) if is_wide else value) for total, value in pairs)
             return flat(after)
 
         turns = emptied if sums else some_tiles
         folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
-        return named(nothing, folded), dtypes | dict.fromkeys(sums, torch.float64)
+        after = named(nothing, folded)
+        for name in sums:  # between threads, of which there are as many as there were sums
+            after[name] = tuple(b.convert("fpext", value, "f64") for value in after[name])
+        return after, dtypes | dict.fromkeys(sums, torch.float64)
 
     def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
         """Several tiles, all read before the first is computed."""
@@ -204,31 +213,48 @@ class RowsBody(PhaseBody):
             carried = self._tile(stage, each, tile, carried)
         return carried
 
-    def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
+    def _tiles_at_once(self, stage: Stage) -> int:
         """How many tiles an iteration of a loop that is not unrolled takes; missing ones are masked."""
-        grid = self.grid
+        grid, kernel = self.grid, self.kernel
         scans = [i for i in stage.body if isinstance(i, Scan)]
         if any(scan.op == "logaddexp" for scan in scans):
             return 1  # that is long code
-        if scans and not grid.along_rows:
-            points = min(points, 2 * grid.width)  # each tile waits for the one before it
-        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load | Accumulate) and i.index.terms}
-        wanted = max(1, min(_MOST_TILES, points // (grid.width * max(1, len(read)))))
+        cols = {axis.name for axis in kernel.cols}
+        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load | Accumulate) and i.index.axes & cols}
+        size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * grid.width
+        most = 2 if scans and not grid.along_rows else _MOST_TILES  # in a scan each tile waits for the one before it
+        wanted = 1
+        while 2 * wanted <= most and wanted * size < _BYTES_AT_ONCE:
+            wanted *= 2
         if not is_symsize(grid.tiles) and not self.kernel.col_count % grid.stride:
             while grid.tiles % wanted:
                 wanted //= 2
         return wanted
 
     def _read_ahead(self, stage: Stage, numbers: Sequence[Value]) -> None:
-        """Issue all loads of these tiles that read unwritten buffers before the first use."""
+        """Issue all loads of these tiles before the first use, but for those of what other threads or tiles write."""
         if len(numbers) == 1:
             return
+        own = self._updated_in_place()
         for tile, number in enumerate(numbers):
             where, _ = self._cols(number)
             for i in stage.body:
-                if isinstance(i, Load) and self.kernel.buffer(i.buffer).role is Role.INPUT:
+                role = self.kernel.buffer(i.buffer).role if isinstance(i, Load) else None
+                if isinstance(i, Load) and (role is Role.INPUT or i.buffer in own):
                     loaded = self._loaded(i, {**self.rows, **where}, tile)
                     self.registers[i.buffer, i.index, tile] = loaded
+
+    def _updated_in_place(self) -> set[str]:
+        """Buffers of which each point is read and written at one index, which names all axes: by one thread, in one
+        tile."""
+        kernel = self.kernel
+        names = {axis.name for axis in kernel.rows + kernel.cols if not known_equal(axis.size, 1)}
+        indices: dict[str, set[Index]] = {}
+        for i in kernel.instructions():
+            if isinstance(i, Access):
+                indices.setdefault(i.buffer, set()).add(i.index)
+        inout = [buffer.name for buffer in kernel.buffers if buffer.role is Role.INOUT]
+        return {name for name in inout if len(indices[name]) == 1 and names <= next(iter(indices[name])).axes}
 
     def _tile(self, stage: Stage, number: Value, tile: int, carried: Carried) -> Carried:
         """One pass of a thread over its cols: what the loop carried → what it carries on."""

@@ -48,6 +48,10 @@ _EXP2: Table = {
         0.00961812910762848, 0.055504108664821625, 0.24022650695910072, 0.6931471805599453,
     ),
 }  # fmt: skip
+# tanh x = x + x³·P(x²), up to where it is a half
+_TANH_NEAR = (
+    -0.006207429665510509, 0.021027218363240396, -0.05384227805251167, 0.1333249887169954, -0.33333315271254205,
+)  # fmt: skip
 _TANH_HALF = 0.55  # tanh is about a half, and so is its distance from one
 _TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
 
@@ -144,6 +148,8 @@ def tanh(b: Builder, x: Value) -> Value:
     """By h = expm1(2|x|) / 2, which does not cancel near zero: h / (1 + h) as h - h · h / (1 + h), where the rounding
     of the division matters less. Further out by the distance from one, 1 - 1 / (1 + h), because gradients depend on
     that distance. For f32, whose n · ln 2 needs no second part here."""
+    if b.target.approximates:
+        return _tanh_by_exp2(b, x)
     limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
     twice = b.fadd(limited, limited)
     n, held = round_scaled(b, twice, LOG2E)
@@ -153,6 +159,16 @@ def tanh(b: Builder, x: Value) -> Value:
     h = b.fma(half, small, b.fsub(half, 0.5))
     whole = b.select(b.fcmp("olt", limited, _TANH_HALF), h, 1.0)
     return b.copysign(b.fma(b.fneg(whole), divided(b, whole, b.fadd(h, 1.0)), whole), x)
+
+
+def _tanh_by_exp2(b: Builder, x: Value) -> Value:
+    """For f32: a polynomial near zero, and further out 1 - 2e / (1 + e) with e = exp(-2|x|)."""
+    square = b.fmul(x, x)
+    near = b.fma(b.fmul(x, square), polynomial(b, square, _TANH_NEAR), x)
+    size = b.fabs(x)
+    e = b.power_of_two(b.fmul(size, -2.0 * LOG2E))
+    far = b.fma(b.fmul(e, -2.0), b.near_reciprocal(b.fadd(e, 1.0)), 1.0)
+    return b.select(b.fcmp("olt", size, _TANH_HALF), near, b.copysign(far, x))
 
 
 def tanh_wide(b: Builder, x: Value) -> Value:

@@ -8,6 +8,9 @@ For f64 by their definitions. For f32 from |x| and the smaller share q = Φ(-|x|
 ½ - q is computed without the ½ that would cancel in it, so that near zero it is exact in proportion and Φ rounds once:
 eager adds erf, which is, to one. Exact to a unit or two of 2^-25, not to so many units in the last place: far below
 zero Φ is zero, as PyTorch's is, and the slope is the second term, which keeps its digits.
+
+GPUs have instructions for 2^x and 1 / x. There both take q = e^(-x²/2)·t·T(t) with t = 1 / (1 + 0.4·|x|), a third of
+the steps, and a kernel that has both computes q once. Exact to eight units of 2^-25, twice the error of PyTorch's.
 """
 
 import math
@@ -15,7 +18,7 @@ import math
 from smelt.codegen.loops.builder import Builder
 from smelt.codegen.loops.math.error import erf_wide, one_minus_two_to
 from smelt.codegen.loops.math.exponential import exp_of_negative
-from smelt.codegen.loops.math.polynomial import polynomial
+from smelt.codegen.loops.math.polynomial import LOG2E, polynomial
 from smelt.ir.loops import Value
 
 # U and R.
@@ -28,12 +31,19 @@ _TAIL = (
     0.0007866847706808843, -0.003071954474450524, 0.00968593294218779, -0.026096288931693537, 0.06228040275961928,
     -0.13292414287725215, 0.2499926968242231, -0.39894195304801894,
 )  # fmt: skip
+_BESIDE_BELL = (
+    0.05497000169983553, -0.24904757063812794, 0.3308007286221806,
+    0.020135559137498205, 0.18602771614475597, 0.15711358974680667,
+)  # fmt: skip
+_BEND = 0.4
 _FAR = 6.0  # where q is nothing beside ½
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def normal_share(b: Builder, x: Value) -> Value:
     """For f32."""
+    if b.target.approximates:
+        return b.fadd(b.copysign(b.fsub(0.5, _smaller_share(b, x)[0]), x), 0.5)
     size = b.minimum(_FAR, b.fabs(x))
     exponent = b.fma(polynomial(b, size, _EXPONENT), size, b.fneg(size))
     return b.fma(b.copysign(one_minus_two_to(b, exponent), x), 0.5, 0.5)
@@ -41,11 +51,21 @@ def normal_share(b: Builder, x: Value) -> Value:
 
 def gelu_slope(b: Builder, x: Value) -> Value:
     """For f32."""
+    if b.target.approximates:
+        share, bell = _smaller_share(b, x)
+        return b.fma(b.fmul(x, _PEAK), bell, b.fadd(b.copysign(b.fsub(0.5, share), x), 0.5))
     size = b.minimum(_FAR, b.fabs(x))
     fall = b.fmul(polynomial(b, size, _TAIL), size)
     bell = exp_of_negative(b, b.fmul(b.fmul(x, x), -0.5))
     distance = b.fma(b.fsub(1.0, bell), b.fadd(fall, 0.5), b.fneg(fall))
     return b.fma(b.fmul(x, _PEAK), bell, b.fadd(b.copysign(distance, x), 0.5))
+
+
+def _smaller_share(b: Builder, x: Value) -> tuple[Value, Value]:
+    """q and e^(-x²/2), by a GPU's instructions."""
+    bell = b.power_of_two(b.fmul(b.fmul(x, x), -0.5 * LOG2E))
+    t = b.near_reciprocal(b.fma(b.fabs(x), _BEND, 1.0))
+    return b.fmul(b.fmul(polynomial(b, t, _BESIDE_BELL), t), bell), bell
 
 
 def normal_share_wide(b: Builder, x: Value) -> Value:

@@ -1,0 +1,113 @@
+"""`QuantizedTensor`, a matrix of integers with scales, and `QuantizedLinear`, a linear layer with one.
+
+    value = (integer - offset - zero) · scale + low      scale, zero and low for each group of a row
+
+Integers of 4 bits share bytes: a run of `half_run` bytes has `2 · half_run` integers, the lower halves of all its bytes
+first. With runs of one byte, neighbours share a byte. A compiled layer multiplies with the integers as they are in
+memory; in eager the matrix is dequantized at each call.
+"""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smelt.base.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """Integers of a matrix: uint8 with two integers of 4 bits each, or int8. `scale`, `zero` and `low` have a column
+    for each group."""
+
+    integers: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    low: Tensor | None = None
+    bits: int = 8
+    offset: int = 0
+    half_run: int = 1
+
+    @property
+    def shape(self) -> torch.Size:
+        rows, columns = self.integers.shape
+        return torch.Size((rows, columns * 8 // self.bits))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.integers, self.scale, self.zero, self.low) if each is not None)
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix as floats."""
+        return dequantized(self, dtype)
+
+    def rows(self, order: Tensor) -> "QuantizedTensor":
+        """Some of its rows, in this order."""
+        taken = {name: tensor[order] for name in _TENSORS if (tensor := getattr(self, name)) is not None}
+        return replace(self, **taken)
+
+
+def dequantized(weight: "QuantizedTensor | QuantizedLinear", dtype: torch.dtype) -> Tensor:
+    """The matrix as floats."""
+    rows, groups = weight.scale.shape
+    integers = weight.integers
+    if weight.bits == 4:
+        shifts = torch.arange(0, 8, 4, dtype=torch.uint8, device=integers.device)
+        integers = integers.view(rows, -1, 1, weight.half_run) >> shifts[:, None] & 15
+    values = integers.reshape(rows, groups, -1).to(dtype)
+    if weight.offset:
+        values = values - weight.offset
+    if weight.zero is not None:
+        values = values - weight.zero.to(dtype)[..., None]
+    values = values * weight.scale.to(dtype)[..., None]
+    if weight.low is not None:
+        values = values + weight.low.to(dtype)[..., None]
+    return values.view(rows, -1)
+
+
+_TENSORS = tuple(field.name for field in fields(QuantizedTensor) if field.name in ("integers", "scale", "zero", "low"))
+
+
+class QuantizedLinear(nn.Module):
+    """`nn.Linear` with quantized weights, which are buffers: they have no gradient, and are in the `state_dict`."""
+
+    integers: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    low: Tensor | None
+    bias: nn.Parameter | None
+
+    def __init__(self, weight: QuantizedTensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bits, self.offset, self.half_run = weight.bits, weight.offset, weight.half_run
+        for name in _TENSORS:
+            self.register_buffer(name, getattr(weight, name))
+        self.register_parameter("bias", bias)
+
+    @property
+    def quantized(self) -> QuantizedTensor:
+        """The weights."""
+        parts = self.integers, self.scale, self.zero, self.low
+        return QuantizedTensor(*parts, self.bits, self.offset, self.half_run)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, dequantized(self, x.dtype), self.bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
+        """Moves to devices, but not to dtypes: scales keep theirs."""
+        dtypes = {name: tensor.dtype for name in _TENSORS if (tensor := getattr(self, name)) is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, dtype in dtypes.items():
+            moved = getattr(self, name)
+            if moved.dtype is not dtype:
+                setattr(self, name, moved.to(dtype))
+        return self
+
+    def extra_repr(self) -> str:
+        groups = self.scale.shape[1]
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"bits={self.bits}, group_size={self.in_features // groups}"
+        )
