@@ -73,6 +73,23 @@ def test_registrations_of_pytorch_itself_are_none() -> None:
     assert replaced_operators() == frozenset()
 
 
+def test_libraries_that_are_freed_after_their_end() -> None:
+    """They remove the registrations of others from PyTorch's set."""
+    compiled, x = smelt.compile(sine), torch.linspace(-3, 3, 50)
+    library: Any = None
+    for _ in range(3):
+        same(compiled, sine, x)
+        before, library = library, torch.library.Library("aten", "IMPL")
+        library.impl("sin", cosine, "CPU")
+        del before  # it has ended already
+        assert replaced_operators() == {"aten/sin/CPU"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", smelt.SmeltWarning)
+            same(compiled, lambda x: (torch.cos(x) + 1) * 2, x)
+        library._destroy()
+        assert replaced_operators() == frozenset()
+
+
 def test_explains_why_a_graph_runs_eagerly() -> None:
     with replaced("sin", cosine), warnings.catch_warnings():
         warnings.simplefilter("ignore")
