@@ -108,6 +108,15 @@ def test_compiles_graphs_without_the_operator() -> None:
     assert smelt.counters["eager_graphs"] == 0
 
 
+def test_says_it_once_for_all_sizes() -> None:
+    compiled = smelt.compile(sine, dynamic=True)
+    with replaced("sin", cosine), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", smelt.SmeltWarning)
+        for size in (3, 5, 7, 9):
+            same(compiled, lambda x: (torch.cos(x) + 1) * 2, torch.ones(size))
+    assert len([each for each in said if "replaced" in str(each.message)]) == smelt.counters["eager_graphs"] == 1
+
+
 def test_notices_one_registration_in_place_of_another() -> None:
     compiled, x = smelt.compile(lambda x: torch.sin(x) * torch.exp(x)), torch.linspace(-3, 3, 50)
     same(compiled, lambda x: torch.sin(x) * torch.exp(x), x)
