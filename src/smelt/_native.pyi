@@ -1,6 +1,6 @@
 """The C part: the frame hook, the guard checker, and what runs compiled programs."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, Literal, Protocol, Self, overload
 
@@ -200,7 +200,7 @@ def suspended_generator(
 def class_version(kind: type) -> int:
     """A number that is another once look-ups in a class may find something else than before; 0 if it has none."""
 
-def watch_operators(registrations: set[str], read: Callable[[Set[str]], frozenset[str]]) -> None:
+def watch_operators(registrations: set[str], read: Callable[[set[str]], frozenset[str]]) -> None:
     """Say where replaced operators are registered, and what reads them there. `read` is called when the set has
     changed."""
 
