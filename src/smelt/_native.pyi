@@ -354,6 +354,9 @@ def set_simt_order(order: Literal["forward", "reverse", "shuffled"], seed: int =
     """In which order blocks, and the warps of each between two barriers, run on the host: a missing barrier shows in
     one of them. For tests; no grid may be running."""
 
+def free_cuda_graphs() -> int:
+    """Free the CUDA graphs of all programs that are not running, and their memory: how many there were."""
+
 def set_cuda_library(functions: dict[str, int], /) -> None:
     """Say where PyTorch's C functions for CUDA are (`smelt.torch_abi.cuda_shims` finds out): the current stream, and
     raw memory of the caching allocator. What is missing is asked of `CudaSupport`."""
@@ -428,16 +431,22 @@ class GraphSide(Protocol):
 
     @property
     def stream(self) -> int: ...
+    @property
+    def memory(self) -> object:
+        """Keeps what is allocated meanwhile. The graph has it as long as it is there."""
+
     def end(self) -> object: ...
 
 class GraphRecorder(Protocol):
-    """What recording takes of Python. `always`: programs are recorded even if that takes much memory."""
+    """What recording takes of Python. `always`: also programs whose graphs take much memory, or do not pay."""
 
     @property
     def always(self) -> bool: ...
     def begin(self, device: int, /) -> GraphSide | None: ...
-    def settings(self) -> int:
-        """A hash of the settings of PyTorch that library calls follow."""
+    @property
+    def questions(self) -> tuple[tuple[Callable[..., object], tuple[Any, ...]], ...]:
+        """Functions, and what to call them with: recorded calls keep the settings of PyTorch that they answer with. One
+        that raises a RuntimeError answers with nothing."""
 
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
@@ -458,7 +467,8 @@ class Runner:
     `smelt_step` which one did.
 
     With a `recorder`, a program on a GPU whose calls repeat becomes CUDA graphs: `graphs` says how many there are, how
-    often they were launched, and why a call was done step by step.
+    often they were launched, how many of their nodes depend on addresses, how many were patched and how long the host
+    took in all launches, and why the last call was done step by step.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def compile(
     - `backend` is a name of `smelt.list_backends()`, or a callable `(fx.GraphModule, example_inputs) -> callable`.
     - `mode="max-speed"` tries alternatives for each graph by timing them at its first call, and remembers on disk
       which was fastest; `None` and `"default"` never time anything. `torch.compile`'s modes are accepted:
-      `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"` with CUDA graphs.
+      `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"` with CUDA graphs always.
     - `options` are the fields of `smelt.Options`, by name.
     - `disable=True` returns the model unchanged. So does every call if the environment has `SMELT_DISABLE=1`.
     """

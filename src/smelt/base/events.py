@@ -38,6 +38,7 @@ CHANNELS: dict[str, str] = {
     "llvm": "the LLVM IR handed to the code generator",
     "asm": "the machine code, as assembly",
     "compiled_autograd": "the backward as the autograd engine runs it",
+    "cuda_graphs": "which programs for GPUs are launched kernel by kernel, and why",
     "sizes": "guards of code for dynamic shapes; why a graph cannot be compiled symbolically",
     "cache": "hits, misses and writes of the disk cache, and why something is not stored",
     "tuning": "the alternatives that `mode=\"max-speed\"` timed, with their times",

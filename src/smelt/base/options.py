@@ -43,7 +43,7 @@ MODES = {
     "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
     "shapes are compiled as by default",
     "reduce-overhead": "`torch.compile`'s name; `default` with the option `cuda_graphs` at `always`",
-    "max-autotune": "`torch.compile`'s name; the same as `max-speed`: no CUDA graphs unless `cuda_graphs` is set",
+    "max-autotune": "`torch.compile`'s name; the same as `max-speed`",
     "max-autotune-no-cudagraphs": "`torch.compile`'s name; `max-speed` with the option `cuda_graphs` at `never`",
 }
 TUNING_MODES = ("max-speed", "max-autotune", "max-autotune-no-cudagraphs")
@@ -108,9 +108,9 @@ class Options:
         in_key=True,
     )
     cuda_graphs: str = option(
-        "never",
+        "auto",
         "whether a compiled graph whose calls repeat is recorded as a CUDA graph, and launched as one: `always`, "
-        "`never`, or `auto`: if that takes little memory",
+        "`never`, or `auto`: if the GPU waits for the host, and the CUDA graph takes little memory",
         in_key=False,
     )
     fallback: bool = option(

@@ -228,6 +228,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Call a function with no region active on this thread.")},
     {"aside", (PyCFunction)(void (*)(void))aside, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function of smelt's own: no region is active, and its frames do not count as the program's.")},
+    {"free_cuda_graphs", free_cuda_graphs, METH_NOARGS, PyDoc_STR("Free the CUDA graphs of all programs; how many.")},
     {"stack_left", stack_left, METH_NOARGS, PyDoc_STR("Bytes of C stack that are left on this thread.")},
     {"resumed", (PyCFunction)(void (*)(void))resumed, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with the given region active.")},

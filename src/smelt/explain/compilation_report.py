@@ -22,6 +22,7 @@ from smelt.ir.call_contract import Saved
 from smelt.ir.graph import Traced, format_graph
 from smelt.ir.program import Library, Program
 from smelt.ir.text import runs
+from smelt.runtime.cuda.graph_use import GraphUse
 from smelt.symbolic.symsize import hint
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
@@ -239,6 +240,8 @@ class CompilationReport:
         shown = self.graph_reports if full else self.graph_reports[:_MANY]
         for number, report in enumerate(shown, 1):
             lines += report.text(number) if full else report.summary(number)
+        uses = [str(event.subject) for event in self.events if isinstance(event.subject, GraphUse)]
+        lines += ["CUDA Graphs:", *(f"  {use}" for use in uses)] if uses else []
         if len(shown) < len(self.graph_reports):
             lines.append(f"  and {_many(len(self.graph_reports) - len(shown), 'more graph')}")
         if full:

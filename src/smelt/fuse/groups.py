@@ -147,7 +147,8 @@ class Groups:
         group.axis_boundaries = needed_boundaries(value)
         self.by_id[value.id] = self.by_value[value] = group
         before = [self.group_of(source) for source in self.sources(value)]
-        self._depend(group, [*before, *(self.by_id[call.id] for call in value.after)])
+        before += [self.by_id.get(earlier.id) for earlier in value.after]  # None: nobody reads it
+        self._depend(group, before)
         return group
 
     def _depend(self, group: Group, before: "list[Group | None]") -> None:

@@ -96,5 +96,5 @@ def before(groups: Groups, group: Group) -> set[Group]:
             needed.add(groups.group_of(group.call.unless))
     else:
         needed = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
-        needed |= {groups.by_id[call.id] for value in group.members for call in value.after}
+        needed |= {groups.by_id.get(earlier.id) for value in group.members for earlier in value.after}
     return {each for each in needed if each is not None and each is not group}

@@ -5,7 +5,8 @@
 
 The graph of a whole training step contains its backward, and memory use peaks where the backward begins. Only
 element-wise values are recomputed, and only from values that are kept anyway or are smaller. Each new value comes
-`after` the library call or product before its first reader; otherwise fusion would compute it with the old one.
+`after` the library call or product before its first reader; where the backward begins, after one of its reductions.
+Otherwise fusion would compute it with the old one, and store it.
 """
 
 from dataclasses import replace
@@ -67,7 +68,9 @@ class _Rematerializer:
                 self.kept |= new
                 if events.wanted("fusion"):
                     events.emit("fusion", f"{value.name} is recomputed in the backward, which saves memory")
-        self._hold_back()
+        held = self._held()
+        self._sink(held)
+        self._hold_back(held)
         self._rewrite()
 
     def _is_forward(self, item: FusionValue | Call) -> bool:
@@ -92,9 +95,10 @@ class _Rematerializer:
                 waiting += [reading.value for reading in source.readings]
         return chain, new
 
-    def _hold_back(self) -> None:
-        """What the backward computes from the forward's values alone stays there, unless smaller than its inputs."""
+    def _held(self) -> set[FusionValue]:
+        """What the backward computes from the forward's values alone, where it is not smaller than those."""
         from_forward: set[FusionValue] = set()
+        held: set[FusionValue] = set()
         for item in self.lowered.items[self.start :]:
             if not isinstance(item, FusionValue) or not _is_idempotent(item):
                 continue
@@ -104,9 +108,42 @@ class _Rematerializer:
             from_forward.add(item)
             alone = {source for source in sources if source in self.kept and self._backward_readers(source) == [item]}
             if sum(map(_bytes, alone - self.recomputed - self.returned)) <= _bytes(item):
-                inputs = self._given(item)
-                last = self._call_before(item.id) if inputs is None else self._last_reader(inputs, item.id)
-                item.after = () if last is None else (last,)
+                held.add(item)
+        return held
+
+    def _sink(self, held: set[FusionValue]) -> None:
+        """Move what is held to its first reader: what comes between keeps it from being computed in the forward.
+        What is computed from inputs alone stays: it is part of an update, which has an order of its own."""
+        items: list[FusionValue | Call] = self.lowered.items[: self.start]
+        sunk = {item for item in held if self._given(item) is None}
+        left = {item: None for item in self.lowered.items[self.start :] if item in sunk}  # in order
+
+        def put(item: FusionValue | Call) -> None:
+            waiting, behind = [item], [item]
+            while waiting:
+                each = waiting.pop()
+                reads = each.reads if isinstance(each, Call) else [reading.value for reading in each.readings]
+                for source in set(reads) & left.keys():
+                    del left[source]
+                    waiting.append(source)
+                    behind.append(source)
+            items.extend(sorted(behind, key=lambda each: each.id))
+
+        for item in self.lowered.items[self.start :]:
+            if item not in sunk:
+                put(item)
+        while left:
+            item = next(reversed(left))
+            del left[item]
+            put(item)
+        self.lowered.items = items
+        _connect(self.lowered)
+
+    def _hold_back(self, held: set[FusionValue]) -> None:
+        for item in held:
+            inputs = self._given(item)
+            last = self._call_before(item.id) if inputs is None else self._last_reader(inputs, item.id)
+            item.after = () if last is None else (last,)
 
     def _given(self, item: FusionValue) -> set[FusionValue] | None:
         """The inputs that a value is computed from, if it is from nothing else: part of an update, most often."""
@@ -133,7 +170,10 @@ class _Rematerializer:
         return next(filter(_is_heavy, self.lowered.items[self.start : position]), None)
 
     def _call_before(self, position: int) -> FusionValue | Call | None:
-        return next(filter(_is_heavy, reversed(self.lowered.items[self.start : position])), None)
+        """What keeps a value that the backward computes before this position from being computed in the forward."""
+        between = self.lowered.items[self.start : position]
+        heavy = next(filter(_is_heavy, reversed(between)), None)
+        return heavy or next(filter(_is_computed_alone, reversed(between)), None)
 
     def _rewrite(self) -> None:
         """Put a copy of each recomputed value before its first reader in the backward, which reads that instead."""
@@ -172,6 +212,11 @@ def _is_idempotent(value: FusionValue) -> bool:
 def _is_heavy(item: FusionValue | Call) -> bool:
     """Whether it is a step that others are told to come after: a library call, or a product of our own."""
     return isinstance(item, Call) or item.kind is FusionKind.PRODUCT
+
+
+def _is_computed_alone(item: FusionValue | Call) -> bool:
+    """Whether a value is never computed once more by those that read it: it has a place in the order of steps."""
+    return isinstance(item, FusionValue) and item.is_computed and not _is_idempotent(item)
 
 
 def _bytes(value: FusionValue) -> int:

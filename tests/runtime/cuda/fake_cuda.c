@@ -34,7 +34,7 @@ enum { MOST_DEVICES = 4, RECORDED_PARAMETERS = 128, MOST_PARAMETERS = 600, MOST_
 enum { MOST_MEMORIES = 65536, WARP = 32, PAGE = 4096 };
 enum {
     OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+    INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900
 };
 
@@ -79,6 +79,8 @@ static _Thread_local int capture_mode;
 int fake_version = 12040, fake_devices = 1, fake_major = 8, fake_minor;
 int fake_newer; /* by how much each device's minor number is */
 int fake_capturing;
+int fake_events; /* that there are */
+int fake_busy; /* the GPU is far behind the host: no stream is idle, no event was reached */
 int fake_graphs, fake_host_nodes; /* CUDA graphs that there are; whether the next one has a node of the host */
 void *fake_streams[MOST_DEVICES];
 LaunchNote fake_launches[MOST_LAUNCHES];
@@ -95,7 +97,7 @@ void
 fake_reset(void)
 {
     fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0, fake_newer = 0;
-    fake_capturing = fake_host_nodes = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
+    fake_capturing = fake_busy = fake_host_nodes = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
     memset(fake_streams, 0, sizeof fake_streams);
     failure.name[0] = 0;
     current = NULL;
@@ -280,6 +282,44 @@ int
 cuStreamIsCapturing(void *stream, int *status)
 {
     *status = fake_capturing;
+    return 0;
+}
+
+int
+cuStreamQuery(void *stream)
+{
+    NEEDS_NO_CAPTURE();
+    return fake_busy ? NOT_READY : 0;
+}
+
+int
+cuEventCreate(void **event, unsigned flags)
+{
+    MAYBE_FAIL("cuEventCreate");
+    NEEDS_CONTEXT();
+    *event = malloc(1);
+    fake_events++;
+    return flags == 2 ? 0 : INVALID_VALUE;
+}
+
+int
+cuEventRecord(void *event, void *stream)
+{
+    return event ? 0 : INVALID_VALUE;
+}
+
+int
+cuEventQuery(void *event)
+{
+    NEEDS_NO_CAPTURE();
+    return event == NULL ? INVALID_VALUE : fake_busy ? NOT_READY : 0;
+}
+
+int
+cuEventDestroy_v2(void *event)
+{
+    free(event);
+    fake_events--;
     return 0;
 }
 
@@ -919,10 +959,18 @@ sum_workspace(void **parameters, unsigned block, unsigned threads, unsigned thre
     (void)threads;
 }
 
+/* (in, out) */
+static void
+square(void **parameters, unsigned block, unsigned threads, unsigned thread)
+{
+    const float *from = pointer(parameters, 0);
+    ((float *)pointer(parameters, 1))[block * threads + thread] = from[block * threads + thread] * from[block * threads + thread];
+}
+
 static const struct {
     const char *name;
     void (*run)(void **parameters, unsigned block, unsigned threads, unsigned thread);
-} kernels[] = {{"add_one", add_one}, {"sum_blocks", sum_blocks}, {"sum_workspace", sum_workspace}};
+} kernels[] = {{"add_one", add_one}, {"square", square}, {"sum_blocks", sum_blocks}, {"sum_workspace", sum_workspace}};
 
 static void
 note(const Function *function, unsigned blocks, unsigned threads, unsigned shared, void *stream, void **parameters)
@@ -975,7 +1023,28 @@ cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsign
     return 0;
 }
 
+/* What a library would launch on the current stream: `count` numbers, squared. */
+int
+fake_library_square(const float *from, float *to, int count)
+{
+    static Module module = {.context = &contexts[0], .is_loaded = true};
+    static Function function = {.name = "square", .module = &module, .parameters = 2, .most_shared = 48 * 1024};
+    void *parameters[] = {&from, &to};
+    Context *before = current;
+    current = &contexts[0];
+    int status = cuLaunchKernel(&function, 1, 1, 1, (unsigned)count, 1, 1, 0, fake_streams[0], parameters, NULL);
+    current = before;
+    return status;
+}
+
 /* --- PyTorch's functions ---------------------------------------------------------------------------- */
+
+/* In the place of aoti_torch_empty_strided, which has no such device here, and takes long to say so. */
+int32_t
+fake_empty_strided(void)
+{
+    return 1;
+}
 
 /* In the place of aoti_torch_get_device_index: every tensor says that it is on the first GPU. */
 int32_t

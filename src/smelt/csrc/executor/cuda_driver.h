@@ -14,6 +14,7 @@ typedef struct CudaContextOfDriver *CudaContext;
 typedef struct CudaModuleOfDriver *CudaModuleHandle;
 typedef struct CudaFunctionOfDriver *CudaFunction;
 typedef struct CudaStreamOfDriver *CudaStream;
+typedef struct CudaEventOfDriver *CudaEvent;
 typedef struct CudaLinkOfDriver *CudaLink;
 typedef struct CudaGraphOfDriver *CudaGraphHandle;
 typedef struct CudaGraphExecOfDriver *CudaGraphExec;
@@ -87,6 +88,11 @@ enum { CUDA_OPTIONAL = 0, CUDA_MEMORY = 1, CUDA_ASSEMBLER = 2, CUDA_ALWAYS = CUD
     F(cuStreamCreate, stream_create, CUDA_MEMORY, (CudaStream *, unsigned flags))                                      \
     F(cuStreamDestroy_v2, stream_destroy, CUDA_MEMORY, (CudaStream))                                                   \
     F(cuStreamSynchronize, stream_wait, CUDA_MEMORY, (CudaStream))                                                     \
+    F(cuStreamQuery, stream_query, CUDA_OPTIONAL, (CudaStream))                                                        \
+    F(cuEventCreate, event_create, CUDA_OPTIONAL, (CudaEvent *, unsigned flags))                                       \
+    F(cuEventRecord, event_record, CUDA_OPTIONAL, (CudaEvent, CudaStream))                                             \
+    F(cuEventQuery, event_query, CUDA_OPTIONAL, (CudaEvent))                                                           \
+    F(cuEventDestroy_v2, event_destroy, CUDA_OPTIONAL, (CudaEvent))                                                    \
     F(cuThreadExchangeStreamCaptureMode, capture_mode, CUDA_OPTIONAL, (int *mode))                                     \
     F(cuStreamIsCapturing, is_capturing, CUDA_OPTIONAL, (CudaStream, int *status))                                     \
     F(cuStreamBeginCapture_v2, begin_capture, CUDA_OPTIONAL, (CudaStream, int mode))                                   \

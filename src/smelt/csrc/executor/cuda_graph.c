@@ -35,7 +35,7 @@ struct CudaGraph {
     int64_t node_count, link_count, word_count;
     int64_t node_room, link_room, word_room;
     void **parameters; /* room for those of a kernel */
-    int64_t most_parameters;
+    int64_t most_parameters, patch_count;
 };
 
 bool
@@ -280,6 +280,7 @@ set_nodes(CudaGraph *graph, const uint64_t *addresses)
                 return result;
             }
             node->is_changed = false;
+            graph->patch_count++;
         }
     }
     return 0;
@@ -297,4 +298,16 @@ smelt_graph_launch(CudaGraph *graph, CudaStream stream, const uint64_t *addresse
     result = result ? result : graph->driver->launch_graph(graph->exec, stream);
     cuda_leave(graph->driver, graph->context, before);
     return result;
+}
+
+int64_t
+smelt_graph_node_count(const CudaGraph *graph)
+{
+    return graph->node_count;
+}
+
+int64_t
+smelt_graph_patch_count(const CudaGraph *graph)
+{
+    return graph->patch_count;
 }

@@ -35,6 +35,10 @@ CudaResult smelt_graph_end(CudaGraph *graph);
 /* Launches the graph on a stream, with `addresses` of the values. In any context. */
 CudaResult smelt_graph_launch(CudaGraph *graph, CudaStream stream, const uint64_t *addresses);
 
+/* How many nodes depend on values, and how often one was patched. */
+int64_t smelt_graph_node_count(const CudaGraph *graph);
+int64_t smelt_graph_patch_count(const CudaGraph *graph);
+
 /* Ends recording, if need be, and frees all. NULL is allowed. In any context. */
 void smelt_graph_free(CudaGraph *graph);
 

@@ -9,272 +9,42 @@
      now, another graph is used that was recorded so, or the steps are done one by one.
    - A graph is recorded once the addresses that library calls use come back, and for a few sets of addresses. If results
      never come back to an address, library calls write beside them, and they are copied.
+   - A graph is recorded where it pays: unless the recorder says "always", the GPU must have waited for the host in calls
+     that were done step by step (see replay_probe), and the graph must take little memory.
+   - Graphs and their memory are freed with the program, by free_cuda_graphs(), and where memory is short.
    - Graphs belong to a stream and to PyTorch's settings. A program that somebody else records, profiles or runs on another
      thread at the same time is run step by step. */
 #include "gpu/replay.h"
 
 #include "gpu/cuda_grid.h"
-#include "gpu/grid_launcher.h"
+#include "gpu/replay_plan.h"
+#include "gpu/replay_probe.h"
 
-#include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
-enum { CUDA_KIND = 1 };      /* the number of such devices in PyTorch's C interface */
-enum { RAISED = -2 };
-enum { FEW_BYTES = 64 << 20, LARGE_PART = 8 }; /* see has_many_copies */
-enum { MOST_GRAPHS = 8, MOST_SEEN = 8, FEW_STEPS = 3, MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+enum { RAISED = -2, NO_ANSWER = 0x5E77 };
+enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+enum { MAX_PROCESS_GRAPHS = 128 }; /* a graph of 1,000 nodes takes about a MiB of the GPU's memory */
 
-/* Memory that a call returns. */
-typedef struct {
-    int64_t value;
-    int64_t bytes;
-    bool is_library; /* a library call returns it */
-    Value kept;      /* the memory itself, while steps are recorded that write elsewhere */
-} Result;
-
-/* A graph, and what must be as it was when it was recorded. */
-typedef struct {
-    CudaGraph *graph;
-    CudaStream stream;
-    int64_t settings;
-    int64_t used; /* in which call it was launched last */
-    bool copies; /* results that library calls write are copied */
-    uint64_t *addresses;
-} Recorded;
-
-struct Replay {
-    pthread_mutex_t lock;
-    int64_t value_count, result_count;
-    bool *is_outside; /* of each value: it is there before the first step */
-    bool *is_used;    /* of each value: library calls use its address */
-    bool *is_result;  /* of each value: allocated for each call, and used by library calls */
-    bool *is_asked;   /* of each value: a number that the host was asked for */
-    Result *results;
-    uint64_t *addresses; /* of the call at hand */
-    uint64_t seen[MOST_SEEN]; /* hashes of what library calls used in the last calls */
-    Recorded graphs[MOST_GRAPHS];
-    int graph_count;
-    int failures, restless;
-    bool copies;
-    int64_t calls, launched;
-    const CudaDriver *driver; /* once one was asked for */
-    const char *why_not; /* the last call was done step by step */
-};
-
-/* --- which programs ------------------------------------------------------------------------------------------ */
-
-static bool
-is_on_gpu(const Table *table, int64_t value)
-{
-    return table->devices[table->tensors[value].device].kind == CUDA_KIND;
-}
-
-/* From the first byte of a value to its last; -1 where that is not known (ir/tensorspec.py, WORKSPACE). */
-static int64_t
-extent(const Runner *program, int64_t value)
-{
-    const TensorRecord *tensor = &program->table.tensors[value];
-    const int64_t *sizes = &program->table.numbers->number + tensor->numbers, *strides = sizes + tensor->rank;
-    const int64_t element = (int64_t)library.element_size((int32_t)program->table.dtypes[tensor->dtype].code);
-    int64_t last = 0;
-    if (tensor->rank == 3 && sizes[0] == 0 && sizes[1] == 0 && sizes[2] == 0) {
-        return -1;
-    }
-    for (int64_t i = 0; i < tensor->rank; i++) {
-        if (sizes[i] <= 0) {
-            return 0;
-        }
-        last += (sizes[i] - 1) * strides[i];
-    }
-    return (last + 1) * element;
-}
-
-/* Whether a call is made before a graph is launched: it asks the host for numbers, which kernels are given. */
-static bool
-is_host_call(const Table *table, const CallRecord *call)
-{
-    return strncmp(table_string(table, call->name), "smelt::philox_state", strlen("smelt::philox_state")) == 0;
-}
-
-/* Calls a function for every tensor among the items, until one returns something else than NULL: that. */
-typedef const char *(*ForValue)(void *of, int64_t value);
-
-static const char *
-for_values(const Table *table, int64_t first, int64_t count, ForValue function, void *of)
-{
-    const char *answer = NULL;
-    for (int64_t i = first; answer == NULL && i < first + count; i++) {
-        const ItemRecord *item = &table->items[i];
-        if (item->kind == VALUE_ITEM) {
-            answer = function(of, item->what);
-        }
-        else if (item->kind == TUPLE_ITEM || item->kind == LIST_ITEM) {
-            answer = for_values(table, item->what, item->length, function, of);
-        }
-    }
-    return answer;
-}
-
-static const char *
-why_not_argument(void *of, int64_t value)
-{
-    const Table *table = of;
-    return is_on_gpu(table, value) ? NULL : "a library call uses tensors of the host";
-}
-
-static const char *
-why_not_host_argument(void *of, int64_t value)
-{
-    const Table *table = of;
-    const int64_t constants = table->programs->inputs + table->programs->constants;
-    return value < constants ? NULL : "dropout depends on where the program has its memory";
-}
-
-static const char *
-why_no_call(const Table *table, const CallRecord *call)
-{
-    const bool is_host = is_host_call(table, call);
-    if (call->unless >= 0) {
-        return "it raises by what it computes";
-    }
-    if (call->draws && !is_host) {
-        return "a library call draws random numbers";
-    }
-    if (!is_host && strncmp(table_string(table, call->name), "aten::", strlen("aten::"))) {
-        return "an operator that is not PyTorch's may do more than compute";
-    }
-    for (int64_t k = 0; !is_host && k < call->result_count; k++) {
-        const int64_t value = table->references[call->results + k].number;
-        if (value >= 0 && !is_on_gpu(table, value)) {
-            return "a library call returns tensors of the host";
-        }
-    }
-    return for_values(table, call->arguments, call->argument_count, is_host ? why_not_host_argument : why_not_argument,
-                      (void *)(uintptr_t)table);
-}
-
-static const char *
-why_no_launch(const Runner *program, const LaunchRecord *launch)
-{
-    const Table *table = &program->table;
-    const AnyLauncher *launcher = launcher_at(program, launch);
-    if (launcher == NULL || Py_TYPE(launcher) != &GridLauncherType || ((const GridLauncher *)launcher)->support == NULL) {
-        return "it has kernels for the host";
-    }
-    const bool has_sizes = ((const GridLauncher *)launcher)->size_count > 0;
-    const int64_t last = table->references[launch->values + launch->value_count - 1].number;
-    return has_sizes && last < table->programs->inputs ? "its sizes come with each call" : NULL;
-}
-
-/* Why a program's steps cannot become a graph; NULL: they can. */
-static const char *
-why_no_graph(const Runner *program)
-{
-    const Table *table = &program->table;
-    int64_t work = 0, device = -2;
-    for (int64_t i = 0; i < table->counts[TENSORS]; i++) {
-        const DeviceRecord *on = &table->devices[table->tensors[i].device];
-        if (on->kind == CUDA_KIND && device != -2 && device != on->number) {
-            return "it uses several GPUs";
-        }
-        device = on->kind == CUDA_KIND ? on->number : device;
-    }
-    if (device == -2 || library.element_size == NULL || library.device_index == NULL) {
-        return "it uses no GPU";
-    }
-    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
-        const StepRecord *step = &table->steps[i];
-        const char *why = NULL;
-        work += step->kind == LAUNCH_STEP || step->kind == CALL_STEP;
-        if (step->kind == ALLOCATE_STEP && !is_on_gpu(table, step->place)) {
-            why = "it has tensors of the host";
-        }
-        if (step->kind == LAUNCH_STEP) {
-            why = why_no_launch(program, &table->launches[step->place]);
-        }
-        if (step->kind == CALL_STEP) {
-            why = why_no_call(table, &table->calls[step->place]);
-        }
-        if (why) {
-            return why;
-        }
-    }
-    return work < FEW_STEPS ? "it has few steps" : NULL;
-}
-
-static const char *
-mark(void *of, int64_t value)
-{
-    ((bool *)of)[value] = true;
-    return NULL;
-}
-
-/* What the table says of values. False: what a library call returns is as large as it likes. */
-static bool
-fill(Replay *replay, const Runner *program)
-{
-    const Table *table = &program->table;
-    const ProgramRecord *counts = table->programs;
-    const int64_t count = replay->value_count, first_arena = count - counts->arena;
-    bool *leaves = replay->is_outside; /* at first */
-    for_values(table, counts->output, 1, mark, leaves);
-    for (int64_t i = counts->inputs + counts->constants; i < first_arena; i++) {
-        if (leaves[i] && is_on_gpu(table, i)) {
-            replay->results[replay->result_count++] =
-                (Result){.value = i, .bytes = extent(program, i), .is_library = true};
-        }
-    }
-    for (int64_t i = 0; i < count; i++) {
-        replay->is_outside[i] = i < counts->inputs + counts->constants || i >= first_arena;
-    }
-    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
-        const StepRecord *step = &table->steps[i];
-        for (int64_t k = 0; step->kind == ALLOCATE_STEP && k < replay->result_count; k++) {
-            Result *result = &replay->results[k];
-            result->is_library = result->is_library && result->value != step->place;
-            replay->is_outside[step->place] = replay->is_outside[step->place] || result->value == step->place;
-        }
-        const CallRecord *call = step->kind == CALL_STEP ? &table->calls[step->place] : NULL;
-        if (call) {
-            for_values(table, call->arguments, call->argument_count, mark, replay->is_used);
-        }
-        for (int64_t k = 0; call && is_host_call(table, call) && k < call->result_count; k++) {
-            const int64_t value = table->references[call->results + k].number;
-            if (value >= 0) {
-                replay->is_asked[value] = replay->is_outside[value] = true;
-            }
-        }
-    }
-    bool is_known = true;
-    for (int64_t k = 0; k < replay->result_count; k++) {
-        const Result *result = &replay->results[k];
-        replay->is_result[result->value] = !result->is_library && replay->is_used[result->value];
-        is_known = is_known && result->bytes >= 0;
-    }
-    return is_known;
-}
-
-/* Whether much of what a call returns is returned by library calls: a graph has memory for that, and copies it. */
-static bool
-has_many_copies(const Replay *replay)
-{
-    int64_t copied = 0, all = 0;
-    for (int64_t i = 0; i < replay->result_count; i++) {
-        all += replay->results[i].bytes;
-        copied += replay->results[i].is_library ? replay->results[i].bytes : 0;
-    }
-    return copied > FEW_BYTES && copied > all / LARGE_PART;
-}
+static Replay every = {.next = &every, .previous = &every};
+static int process_graphs; /* with the GIL */
 
 Replay *
 replay_new(const Runner *program, const char **why_not)
 {
     const int64_t count = program->table.counts[TENSORS];
     PyObject *always = PyObject_GetAttrString(program->recorder, "always");
+    PyObject *questions = always ? PyObject_GetAttrString(program->recorder, "questions") : NULL;
     *why_not = why_no_graph(program);
     const bool is_forced = always == Py_True;
     Py_XDECREF(always);
-    if (*why_not || always == NULL) {
+    if (questions && !PyTuple_Check(questions)) {
+        PyErr_SetString(PyExc_TypeError, "questions is a tuple");
+        Py_CLEAR(questions);
+    }
+    if (*why_not || questions == NULL) {
+        Py_XDECREF(questions);
         return NULL;
     }
     Replay *replay = calloc(1, sizeof *replay);
@@ -288,15 +58,21 @@ replay_new(const Runner *program, const char **why_not)
     if (replay == NULL || !replay->is_outside || !replay->results || !replay->addresses
         || pthread_mutex_init(&replay->lock, NULL)) {
         replay_free(replay);
+        Py_DECREF(questions);
         PyErr_NoMemory();
         return NULL;
     }
+    replay->questions = questions;
     replay->is_used = replay->is_outside + count;
     replay->is_result = replay->is_used + count;
     replay->is_asked = replay->is_result + count;
-    *why_not = !fill(replay, program)                       ? "a library call returns as much as it likes"
-               : !is_forced && has_many_copies(replay) ? "library calls return much that would be copied"
-                                                            : NULL;
+    replay->is_forced = is_forced;
+    *why_not = !fill(replay, program) ? "a library call returns as much as it likes"
+               : !is_forced          ? why_too_large(replay, program)
+                                     : NULL;
+    replay->next = &every;
+    replay->previous = every.previous;
+    replay->previous->next = every.previous = replay;
     if (*why_not) {
         replay_free(replay);
         return NULL;
@@ -304,27 +80,58 @@ replay_new(const Runner *program, const char **why_not)
     return replay;
 }
 
-static void
+/* Frees a graph; its memory is the caller's to let go of, with the lock released. With the GIL. */
+static PyObject *
 forget(Replay *replay, int number)
 {
     Recorded *recorded = &replay->graphs[number];
+    PyObject *memory = recorded->memory;
     smelt_graph_free(recorded->graph);
     free(recorded->addresses);
     *recorded = replay->graphs[--replay->graph_count];
+    process_graphs--;
+    return memory;
 }
 
 void
 replay_free(Replay *replay)
 {
-    if (replay) {
-        while (replay->graph_count) {
-            forget(replay, replay->graph_count - 1);
-        }
-        free(replay->is_outside);
-        free(replay->results);
-        free(replay->addresses);
-        free(replay);
+    if (replay == NULL) {
+        return;
     }
+    if (replay->next) {
+        replay->next->previous = replay->previous;
+        replay->previous->next = replay->next;
+    }
+    while (replay->graph_count) {
+        Py_XDECREF(forget(replay, replay->graph_count - 1));
+    }
+    Py_XDECREF(replay->questions);
+    free(replay->is_outside);
+    free(replay->results);
+    free(replay->addresses);
+    free(replay);
+}
+
+PyObject *
+free_cuda_graphs(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *memories[MAX_PROCESS_GRAPHS];
+    int count = 0;
+    for (Replay *replay = every.next; replay != &every; replay = replay->next) {
+        if (pthread_mutex_trylock(&replay->lock)) {
+            continue; /* in use */
+        }
+        replay->failures += replay->graph_count > 0; /* recorded again at most so many times */
+        while (replay->graph_count) {
+            memories[count++] = forget(replay, replay->graph_count - 1);
+        }
+        pthread_mutex_unlock(&replay->lock);
+    }
+    for (int i = 0; i < count; i++) { /* this may run Python, and so change which programs there are */
+        Py_XDECREF(memories[i]);
+    }
+    return PyLong_FromLong(count);
 }
 
 PyObject *
@@ -334,20 +141,50 @@ replay_told(const Runner *program)
     if (replay == NULL) {
         return Py_BuildValue("{sz}", "why_not", program->why_no_graphs);
     }
-    return Py_BuildValue("{sLsLsiszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
-                         "graphs", replay->graph_count, "why_not", replay->why_not, "copies",
+    int64_t nodes = 0, patched = 0;
+    for (int i = 0; i < replay->graph_count; i++) {
+        nodes += smelt_graph_node_count(replay->graphs[i].graph);
+        patched += smelt_graph_patch_count(replay->graphs[i].graph);
+    }
+    return Py_BuildValue("{sLsLsisLsLsLszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
+                         "graphs", replay->graph_count, "nodes", (long long)nodes, "patched", (long long)patched,
+                         "host_nanoseconds", (long long)replay->host_nanoseconds, "why_not", replay->why_not, "copies",
                          replay->copies ? Py_True : Py_False);
+}
+
+/* A question's answer, as a hash. -1 with an exception. */
+static Py_hash_t
+ask_setting(PyObject *question)
+{
+    PyObject *function, *arguments;
+    if (!PyArg_ParseTuple(question, "OO!", &function, &PyTuple_Type, &arguments)) {
+        return -1;
+    }
+    PyObject *answer = PyObject_Call(function, arguments, NULL);
+    if (answer == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear(); /* settings were made by PyTorch's newer functions, which are asked too */
+        return NO_ANSWER;
+    }
+    const Py_hash_t hash = answer ? PyObject_Hash(answer) : -1;
+    Py_XDECREF(answer);
+    return hash;
 }
 
 int
 replay_ask_settings(Run *run)
 {
-    PyObject *settings = PyObject_GetAttrString(run->program->recorder, "settings");
-    PyObject *answer = settings ? PyObject_CallNoArgs(settings) : NULL;
-    run->settings = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(settings);
-    Py_XDECREF(answer);
-    return PyErr_Occurred() ? -1 : 0;
+    PyObject *questions = run->program->replay->questions;
+    uint64_t settings = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(questions); i++) {
+        const Py_hash_t answer = ask_setting(PyTuple_GET_ITEM(questions, i));
+        if (answer == -1) {
+            return -1;
+        }
+        settings = (settings ^ (uint64_t)answer) * UINT64_C(0x9E3779B97F4A7C15);
+        settings ^= settings >> 29;
+    }
+    run->settings = (int64_t)settings;
+    return 0;
 }
 
 /* --- a call -------------------------------------------------------------------------------------------------- */
@@ -544,8 +381,9 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
                          : NULL;
     const bool is_busy = side == Py_None; /* another thread records, or the caller does */
     PyObject *number = side && !is_busy ? PyObject_GetAttrString(side, "stream") : NULL;
+    recorded.memory = number ? PyObject_GetAttrString(side, "memory") : NULL;
     recorded.addresses = malloc(bytes);
-    if (number && recorded.addresses) {
+    if (recorded.memory && recorded.addresses) {
         memcpy(recorded.addresses, replay->addresses, bytes);
         CudaStream on = PyLong_AsVoidPtr(number);
         is_made = on && record_on(replay, run, driver, context, on, &recorded) == 0;
@@ -563,9 +401,11 @@ record(Replay *replay, Run *run, int32_t device, CudaStream stream)
     replay->driver = driver;
     if (is_made) {
         replay->graphs[replay->graph_count++] = recorded;
+        process_graphs++;
     }
     else {
         free(recorded.addresses);
+        Py_CLEAR(recorded.memory);
         drop_rest(replay, run);
         replay->failures += !is_busy;
     }
@@ -591,18 +431,39 @@ comes_back(Replay *replay, uint64_t hash)
 }
 
 static bool
-launch_graph(Replay *replay, int number, CudaStream stream)
+launch_graph(Replay *replay, Run *run, int number, CudaStream stream)
 {
     Recorded *recorded = &replay->graphs[number];
     if (smelt_graph_launch(recorded->graph, stream, replay->addresses)) {
-        forget(replay, number);
+        acquire_gil(run);
+        Py_XDECREF(forget(replay, number));
         replay->failures++;
+        replay->why_not = "the driver refused to launch its graph";
         return false;
     }
     replay->launched++;
     recorded->used = replay->calls;
     replay->restless = 0;
     return true;
+}
+
+/* Frees the graph that was launched longest ago, if there are too many. -1: they are all other programs'. */
+static int
+make_room(Replay *replay, Run *run)
+{
+    int oldest = 0;
+    acquire_gil(run);
+    if (replay->graph_count < MOST_GRAPHS && process_graphs < MAX_PROCESS_GRAPHS) {
+        return 0;
+    }
+    for (int i = 1; i < replay->graph_count; i++) {
+        oldest = replay->graphs[i].used < replay->graphs[oldest].used ? i : oldest;
+    }
+    if (replay->graph_count == 0) {
+        return -1;
+    }
+    Py_XDECREF(forget(replay, oldest));
+    return 0;
 }
 
 /* The graph for the call at hand, recorded now if it is worth it; -1: none; RAISED: there is an exception. */
@@ -623,12 +484,9 @@ find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
         }
         return -1;
     }
-    if (replay->graph_count == MOST_GRAPHS) {
-        int oldest = 0;
-        for (int i = 1; i < MOST_GRAPHS; i++) {
-            oldest = replay->graphs[i].used < replay->graphs[oldest].used ? i : oldest;
-        }
-        forget(replay, oldest);
+    if (make_room(replay, run) < 0) {
+        replay->why_not = "other programs have as many graphs as there may be";
+        return -1;
     }
     const int status = record(replay, run, device, stream);
     if (status <= 0) {
@@ -636,6 +494,14 @@ find_graph(Replay *replay, Run *run, int32_t device, CudaStream stream)
         return status < 0 ? RAISED : -1;
     }
     return replay->graph_count - 1;
+}
+
+static int64_t
+nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static int
@@ -658,6 +524,12 @@ try_graph(Replay *replay, Run *run)
         replay->why_not = "somebody else records";
         return 0;
     }
+    if (!replay->is_forced && !atomic_load(&replay->is_slow)) {
+        begin_probe(replay, run, device, stream);
+        replay->why_not = "the GPU does not wait for the host";
+        return 0;
+    }
+    const int64_t begin = nanoseconds();
     if (ask_host(run) < 0) {
         return -1;
     }
@@ -673,7 +545,8 @@ try_graph(Replay *replay, Run *run)
         return -1;
     }
     release_gil(run); /* a launch may wait until earlier ones are done, and they for other threads */
-    if (number >= 0 && launch_graph(replay, number, stream)) {
+    if (number >= 0 && launch_graph(replay, run, number, stream)) {
+        replay->host_nanoseconds += nanoseconds() - begin;
         return 1;
     }
     for (int64_t i = 0; i < replay->result_count; i++) {

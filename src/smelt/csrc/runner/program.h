@@ -61,6 +61,9 @@ native_at(const Runner *self, const CallRecord *call)
     return call->native >= 0 && self->natives[call->native].is_known ? &self->natives[call->native] : NULL;
 }
 
+/* free_cuda_graphs(): see _native.pyi (gpu/replay.c). */
+PyObject *free_cuda_graphs(PyObject *module, PyObject *unused);
+
 PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 PyObject *runner_call(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *names);
 

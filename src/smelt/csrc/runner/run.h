@@ -3,6 +3,7 @@
 #define SMELT_RUN_H
 
 #include "runner/program.h"
+#include "executor/cuda_driver.h"
 
 #include <string.h>
 
@@ -43,6 +44,15 @@ typedef struct {
     bool is_shared; /* the object has other owners: it is not dropped before the end, which would free nothing */
 } Value;
 
+/* Whether the GPU waits for the host, as events say that are recorded between steps (gpu/replay.c). */
+typedef struct {
+    const CudaDriver *driver;
+    CudaContext context;
+    CudaStream stream;
+    CudaEvent event; /* NULL: nobody asks */
+    int64_t every, work, waits; /* launches and calls from one event to the next; done so far; how often it waited */
+} ReplayProbe;
+
 /* One call of a program. */
 typedef struct {
     Runner *program;
@@ -60,6 +70,7 @@ typedef struct {
     int64_t step;    /* the one at work, -1: none yet */
     int64_t held;    /* the value, plus one, that was found true since the last kernel; 0: none */
     GraphRecording *recording; /* steps become part of a CUDA graph; NULL: of none */
+    ReplayProbe probe;
     int64_t settings; /* of PyTorch, as a number that a recorded graph must have been recorded with */
     PyObject *clock; /* of a device, in a call that is timed; NULL: the host's will do */
     int64_t *taken, since; /* by the host's clock: nanoseconds of each step that was timed, and when the last ended */

@@ -6,6 +6,7 @@
    active, and for tensors of other classes, Python does every step but the kernels, so that observers see the same
    calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
 #include "gpu/replay.h"
+#include "gpu/replay_probe.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -256,7 +257,10 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     }
     else if (status == 0) {
         const int replayed = self->replay && run->native ? replay_steps(run) : 0;
-        status = replayed ? (replayed < 0 ? -1 : 0) : run_steps(run, NULL);
+        status = replayed ? (replayed < 0 ? -1 : 0) : run_steps(run, run->probe.event ? replay_probe : NULL);
+        if (run->probe.event) {
+            replay_end_probe(run);
+        }
     }
     come_back(run);
     if (status < 0 && run->step >= 0) {

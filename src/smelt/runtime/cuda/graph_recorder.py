@@ -5,26 +5,42 @@
     side.end()
 
 All graphs of a stream share one pool of memory: they run one after the other, and nothing in it outlives a launch
-(`csrc/gpu/replay.c`).
+(`csrc/gpu/replay.c`). The pool is freed with the last graph that has it.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from smelt import _native
+from smelt.runtime.cuda.memory import offer_spare
+
+
+class GraphMemory:
+    """The pool of memory of a stream's graphs, for as long as one of them is there."""
+
+    def __init__(self) -> None:
+        self.pool: Any = torch.cuda.MemPool()
+
+    def __del__(self) -> None:
+        # Freeing memory is not allowed while the program itself records a graph.
+        if not sys.is_finalizing() and hasattr(self, "pool") and torch.cuda.is_current_stream_capturing():
+            _freed_later.append(self.pool)
 
 
 class Side:
-    """A recording under way: its stream is current, and allocations of this thread belong to its pool."""
+    """A recording under way: its stream is current, and allocations of this thread belong to its memory."""
 
-    def __init__(self, device: int, stream: Any, pool: Any) -> None:
+    def __init__(self, device: int, stream: Any, memory: GraphMemory) -> None:
         self.stream: int = stream.cuda_stream
+        self.memory = memory
         with ExitStack() as stack:
-            stack.enter_context(torch.cuda.use_mem_pool(pool, device))
+            stack.enter_context(torch.cuda.use_mem_pool(memory.pool, device))
             stack.enter_context(torch.cuda.stream(stream))
             self._stack = stack.pop_all()
 
@@ -35,12 +51,15 @@ class Side:
             _under_way.clear()
 
 
-_sides: dict[tuple[int, int], tuple[Any, Any]] = {}  # by device and stream: a stream, and the pool
-_under_way: dict[str, object] = {}  # the one recording of the process: two could not share a stream and a pool
+# By device and stream. Streams stay: PyTorch keeps workspaces of libraries for each.
+_streams: dict[tuple[int, int], Any] = {}
+_memories: "WeakValueDictionary[tuple[int, int], GraphMemory]" = WeakValueDictionary()
+_freed_later: list[Any] = []
+_under_way: dict[str, object] = {}  # the one recording of the process: two could not share a stream and its memory
 
 
 class Recorder:
-    """`_native.GraphRecorder`. `always`: of programs too whose graphs would take much memory."""
+    """`_native.GraphRecorder`. `always`: of programs too whose graphs would take much memory, or would not pay."""
 
     def __init__(self, always: bool) -> None:
         self.always = always
@@ -50,49 +69,55 @@ class Recorder:
         token = object()
         if torch.cuda.is_current_stream_capturing() or _under_way.setdefault("token", token) is not token:
             return None
+        _freed_later.clear()
         try:
             return Side(device, *_side_of(device))
         except BaseException:
             _under_way.clear()
             raise
 
-    def settings(self) -> int:
-        """A hash of the settings of PyTorch that library calls follow: recorded calls keep them."""
-        return hash(tuple([_answer(*question) for question in _questions()]))
+    @property
+    def questions(self) -> "tuple[Question, ...]":
+        """Functions, and what to call them with, for the settings of PyTorch that library calls follow."""
+        return _questions()
 
 
-def _side_of(device: int) -> tuple[Any, Any]:
+Question = tuple[Callable[..., Any], tuple[str, ...]]
+
+
+def _side_of(device: int) -> tuple[Any, GraphMemory]:
     key = device, torch.cuda.current_stream(device).cuda_stream
-    side = _sides.get(key)
-    if side is None:
-        with torch.cuda.device(device):  # whose pool it is
-            stream: Any = torch.cuda.ExternalStream  # which PyTorch does not type
-            side = stream(_native.cuda_new_stream(device), device), torch.cuda.MemPool()
-        _sides[key] = side
-    return side
+    stream, memory = _streams.get(key), _memories.get(key)
+    with torch.cuda.device(device):  # whose memory it is
+        if stream is None:
+            external: Any = torch.cuda.ExternalStream  # which PyTorch does not type
+            stream = _streams[key] = external(_native.cuda_new_stream(device), device)
+        if memory is None:
+            memory = _memories[key] = GraphMemory()
+    return stream, memory
 
 
-def _answer(ask: Callable[..., Any], *about: str) -> Any:
-    try:
-        return ask(*about)
-    except RuntimeError:
-        return None  # settings were made by the newer functions, which are asked too
+def _free_graphs() -> bool:
+    return _native.free_cuda_graphs() > 0
+
+
+offer_spare(_free_graphs)
 
 
 @functools.cache
-def _questions() -> tuple[tuple[Any, ...], ...]:
+def _questions() -> tuple[Question, ...]:
     names = (
         "_get_cublas_allow_tf32", "_get_cublas_allow_fp16_reduced_precision_reduction",
         "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
         "_get_blas_preferred_backend", "_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
         "_get_cudnn_enabled", "_get_deterministic_algorithms", "_get_float32_matmul_precision",
     )  # fmt: skip
-    questions = [(getattr(torch._C, name),) for name in names if hasattr(torch._C, name)]
+    questions: list[Question] = [(getattr(torch._C, name), ()) for name in names if hasattr(torch._C, name)]
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if precision is None:
-        return tuple(questions)
-    newer = [(precision, "cuda", operations) for operations in ("all", "matmul", "conv", "rnn")]
-    return (*questions, *newer, (precision, "generic", "all"))
+    if precision is not None:
+        questions += [(precision, ("cuda", operations)) for operations in ("all", "matmul", "conv", "rnn")]
+        questions.append((precision, ("generic", "all")))
+    return tuple(questions)
 
 
 RECORDERS: dict[str, Recorder | None] = {"auto": Recorder(False), "always": Recorder(True), "never": None}

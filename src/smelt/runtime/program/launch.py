@@ -17,6 +17,7 @@ from smelt.ir.table.read import ProgramReader, read_program
 from smelt.ir.table.records import ProgramTable, Tensor
 from smelt.ir.tensorspec import WORKSPACE
 from smelt.runtime.cuda.graph_recorder import RECORDERS
+from smelt.runtime.cuda.graph_use import report
 from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.flatten import BuiltKernel, FlatTable, flatten
@@ -98,6 +99,8 @@ class Executable:
         self.run.__dict__["executable"] = self
         self.run.__dict__["writes_from"] = None if program_record.writes_from < 0 else program_record.writes_from
         note(self)
+        if cuda_graphs != "never":
+            report(self)
 
     @property
     def name(self) -> str:
