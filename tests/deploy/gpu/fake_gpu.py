@@ -55,7 +55,7 @@ class FakeGpu:
         (code,) = object_codes([print_module(written.modules[0])], _target())
         (self.folder / "kernels.o").write_bytes(code)
         lines = ["void (*fake_barrier)(void);", "void smelt_simt_barrier(void) { fake_barrier(); }"]
-        counts = {}
+        counts: dict[str, int] = {}
         for kernel, entry in zip(kernels, written.entries, strict=True):
             counts |= {grid.name: len(kernel.parameters) for grid in entry.grids}
         lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
