@@ -438,7 +438,8 @@ def _points(kernel: Kernel) -> Grid:
 def _vectors(points: Points) -> int:
     """How many times a thread takes so many points, all read before the first are computed."""
     kernel, vectors = points.kernel, 1
-    read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.terms}
+    rows = {axis.name for axis in kernel.cols[:-1]} or {axis.name for axis in kernel.cols}
+    read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.axes & rows}
     size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * points.width
     while read and vectors < _MOST_VECTORS and size * 2 * vectors <= _BYTES_IN_FLIGHT:
         if hint(points.blocks) // (2 * vectors) < 4 * _ENOUGH_BLOCKS:
