@@ -23,11 +23,24 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, ptx
 from smelt.codegen.gpu.grids import KernelGrids
-from smelt.codegen.gpu.products.few_rows import few_rows
+from smelt.codegen.gpu.products.few_rows import BODIES, few_rows
 from smelt.codegen.gpu.products.few_rows_body import FewRows, Split, Way
 from smelt.codegen.write_module import join
 from smelt.ir.check_kernel import contraction_of
-from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.kernel import (
+    Axis,
+    Buffer,
+    Cast,
+    Contract,
+    Element,
+    Factor,
+    Index,
+    Kernel,
+    Quantized,
+    Role,
+    Stage,
+    Store,
+)
 from smelt.runtime.cuda.driver import devices
 from smelt.runtime.cuda.image import CudaCode
 from smelt.runtime.cuda.launcher import LaunchSupport
@@ -45,21 +58,44 @@ class Size:
     terms: int
     dtype: torch.dtype
     across: bool = False
+    groups: int = 0  # of terms that have a scale, of weights of four bits
 
     @property
     def weight_bytes(self) -> int:
-        return self.cols * self.terms * self.dtype.itemsize
+        scales = 2 * self.cols * self.groups
+        return self.cols * self.terms * self.dtype.itemsize // (2 if self.groups else 1) + scales
+
+    @property
+    def given(self) -> torch.dtype:
+        """What the weights are multiplied with."""
+        return self.dtype if self.dtype.is_floating_point else torch.bfloat16
+
+    def _grouped(self, factor: Factor) -> Factor:
+        (name, step), (_, along) = factor.index.terms
+        index = Index(((name, step), ("g", along * self.terms // self.groups), ("k", along)))
+        return replace(factor, index=index)
 
     def kernel(self) -> Kernel:
-        wide = torch.promote_types(self.dtype, torch.float32)
+        wide = torch.promote_types(self.given, torch.float32)
         steps = (("j", 1), ("k", self.cols)) if self.across else (("j", self.terms), ("k", 1))
         left, right = Factor("x", Index((("i", self.terms), ("k", 1)))), Factor("w", Index(steps))
-        contract = Contract("p", (Axis("k", self.terms),), left, right, wide)
-        rounded = () if wide is self.dtype else (Cast("q", "p", self.dtype),)
+        axes: tuple[Axis, ...] = (Axis("k", self.terms),)
+        if self.groups:
+            axes = (Axis("g", self.groups), Axis("k", self.terms // self.groups))
+            scale = Element("s", Index((("j", self.groups), ("g", 1))))
+            (left, right), quantized = map(self._grouped, (left, right)), Quantized("u4", scale, offset=8)
+            right = replace(right, quantized=quantized)
+        contract = Contract("p", axes, left, right, wide)
+        rounded = () if wide is self.given else (Cast("q", "p", self.given),)
         store = Store("y", Index((("i", self.cols), ("j", 1))), "q" if rounded else "p")
         sizes = {"x": self.rows * self.terms, "w": self.cols * self.terms, "y": self.rows * self.cols}
         roles = {"x": Role.INPUT, "w": Role.INPUT, "y": Role.OUTPUT}
-        buffers = tuple(Buffer(name, self.dtype, size, roles[name]) for name, size in sizes.items())
+        dtypes = {"x": self.given, "w": self.dtype, "y": self.given}
+        buffers = tuple(Buffer(name, dtypes[name], size, roles[name]) for name, size in sizes.items())
+        if self.groups:
+            halved = replace(buffers[1], size=buffers[1].size // 2)
+            scales = Buffer("s", self.given, self.groups * self.cols, Role.INPUT)
+            buffers = (buffers[0], halved, scales, buffers[2])
         stages = (Stage(True, (contract, *rounded, store)),)
         return Kernel("few_rows", (Axis("i", self.rows),), (Axis("j", self.cols),), buffers, stages)
 
@@ -72,7 +108,9 @@ def grid_of(size: Size, way: Way | None = None, split: Split | None = None) -> F
     grid = few_rows(kernel, contract, TARGET)
     if isinstance(grid, str) or split is None:
         return grid
-    return replace(grid, way=way or grid.way, split=split, threads=split.warps * split.teams * TARGET.warp_size)
+    way = way or grid.way
+    threads = split.warps * split.teams * TARGET.warp_size
+    return replace(grid, way=way, body=BODIES.get(way, grid.body), split=split, threads=threads)
 
 
 def written(grid: FewRows) -> tuple[EntryCode, str]:
@@ -112,13 +150,30 @@ class Case:
     def __init__(self, size: Size) -> None:
         self.size, count = size, max(2, -(-WEIGHT_BYTES // size.weight_bytes))
         shape = (size.terms, size.cols) if size.across else (size.cols, size.terms)
-        self.weights = [torch.randn(shape, device="cuda", dtype=size.dtype) for _ in range(count)]
-        self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.dtype)
-        self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.dtype)
-        right = self.weights[0] if size.across else self.weights[0].t()
+        scale = 1 if size.dtype.is_floating_point else 40
+        drawn = (torch.randn(shape, device="cuda") * scale for _ in range(count))
+        self.weights = [each.to(size.dtype) for each in drawn]
+        self.scales = []
+        if size.groups:
+            packed = (size.cols, size.terms // 2)
+            self.weights = [torch.randint(0, 256, packed, device="cuda", dtype=torch.uint8) for _ in range(count)]
+            self.scales = [torch.rand(size.cols, size.groups, device="cuda").to(size.given)]
+        self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.given)
+        self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.given)
+        exact = torch.float64 if size.terms * size.cols < 1 << 27 else size.given  # as far as memory goes
+        right = self.of_library(self.weights[0], exact)
         self.exact = torch.cat([self.x.double() @ part.double() for part in right.split(8192, 1)], 1)
-        self.library = self.time(lambda w: torch.mm(self.x, w if size.across else w.t(), out=self.y))
+        self.library = self.time(lambda w: torch.mm(self.x, self.of_library(w, size.given), out=self.y))
         self.library_error = self.error()
+
+    def of_library(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Integers are converted for it."""
+        if self.scales:
+            halves = torch.stack((weights & 15, weights >> 4), -1).view(self.size.cols, self.size.groups, -1)
+            whole = (halves.to(dtype) - 8) * self.scales[0][:, :, None].to(dtype)
+            return whole.view(self.size.cols, self.size.terms).t()
+        weights = weights.to(dtype)
+        return weights if self.size.across else weights.t()
 
     def error(self) -> float:
         return float((self.y.double() - self.exact).abs().max())
@@ -129,7 +184,7 @@ class Case:
 
     def line(self, grid: FewRows, run: Callable[..., object]) -> str:
         self.y.fill_(float("nan"))
-        ours = self.time(lambda w: run(1, self.x, w, self.y))
+        ours = self.time(lambda w: run(1, self.x, w, *self.scales, self.y))
         size, error, split = self.size, self.error() / max(self.library_error, 1e-9), grid.split
         rates = [size.weight_bytes / each / 1000 for each in (ours, self.library)]
         name = f"{str(size.dtype)[6:]} {size.rows} {size.cols}x{size.terms}{' across' * size.across}"
@@ -153,9 +208,10 @@ def splits(size: Size) -> Iterator[tuple[Way, Split]]:
             if warps * unroll * 32 <= size.terms:
                 yield Way.MATRIX, Split(16, warps, max(1, 8 // warps), unroll)
     if size.rows <= 4 or size.dtype.itemsize == 4:
-        for cols, warps, unroll in itertools.product((1, 2, 4), powers[1:4], (1, 2, 4)):
+        way = Way.QUANTIZED if size.groups else Way.ALONG
+        for cols, warps, unroll in itertools.product((1, 2, 4), powers[:4], (1, 2, 4)):
             if warps * unroll * 512 <= size.terms * size.dtype.itemsize:
-                yield Way.ALONG, Split(cols, warps, max(1, 8 // warps), unroll)
+                yield way, Split(cols, warps, max(1, 8 // warps), unroll)
 
 
 def grids(sizes: Sequence[Size], sweep: bool) -> list[tuple[Size, FewRows]]:
@@ -175,6 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_products")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--across", action="store_true")
+    parser.add_argument("--int4", action="store_true", help="in groups of 64, for bfloat16")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
@@ -182,6 +239,8 @@ def main() -> None:
     given = parser.parse_args()
     dtype, shapes = getattr(torch, given.dtype), [tuple(map(int, shape.split("x"))) for shape in given.shapes]
     sizes = [Size(rows, shape[0], shape[1], dtype, given.across) for shape in shapes for rows in given.rows]
+    if given.int4:
+        sizes = [replace(size, dtype=torch.uint8, groups=size.terms // 64) for size in sizes]
     todo = grids(sizes, given.sweep)
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         codes = pool.map(written, [grid for _, grid in todo], chunksize=4)
@@ -192,7 +251,7 @@ def main() -> None:
     for size, every in itertools.groupby(zip(todo, codes, images, strict=True), lambda each: each[0][0]):
         case = Case(size)
         for (_, grid), (code, _), image in every:
-            print(case.line(grid, launcher(code, image)), flush=True)
+            print(case.line(grid, launcher(code, image, 3 + len(case.scales))), flush=True)
 
 
 if __name__ == "__main__":

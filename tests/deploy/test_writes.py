@@ -181,3 +181,48 @@ class ReadsWhatItWrites(torch.nn.Module):
 def test_memory_that_is_seen_twice_over_a_branch_is_refused(function: Any) -> None:
     with pytest.raises(SmeltError, match="made a view before a branch"):
         smelt.export(function, (torch.ones(3, 4),))
+
+
+class Cache(torch.nn.Module):
+    """Keys and values of an attention, written from a position on."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 2, 32, 8))
+        self.register_buffer("values", torch.zeros(1, 2, 32, 8))
+
+    def attend(self, position: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        end = position + key.shape[2]
+        self.keys[:, :, position:end] = key
+        self.values[:, :, position:end] = value
+        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+    def put(self, position: int, key: torch.Tensor) -> None:
+        self.keys[:, :, position] = key
+
+    def narrowed(self, position: int, key: torch.Tensor) -> None:
+        self.keys.narrow(2, position, key.shape[2]).copy_(key)
+
+
+def test_slices_of_state_are_written_at_positions_that_are_arguments() -> None:
+    args = (3, torch.randn(1, 4, 1, 8), torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8))
+    artifact, cache = smelt.export(Cache().attend, args, dynamic={"position": True}), Cache()
+    for position in (0, 1, 2, 3, 4, 5, 17, 30):
+        given = position, torch.randn(1, 4, 1, 8), torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+        torch.testing.assert_close(artifact(*given), cache.attend(*given))
+    state = artifact.state_dict()
+    assert torch.equal(state["keys"], cache.keys) and torch.equal(state["values"], cache.values)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("put", (1, 2, 8)), ("narrowed", (1, 2, 3, 8))])
+def test_parts_of_state_are_written_at_positions_that_are_arguments(name: str, shape: tuple[int, ...]) -> None:
+    artifact, cache = smelt.export(getattr(Cache(), name), (3, torch.randn(shape)), dynamic={"position": True}), Cache()
+    for position in (0, 1, 2, 9, 28):
+        key = torch.randn(shape)
+        artifact(position, key)
+        getattr(cache, name)(position, key)
+        assert torch.equal(artifact.state_dict()["keys"], cache.keys)

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import smelt
-from smelt.ir.kernel import Contract, Factor, Quantized
+from smelt.device import contraction_cycles
+from smelt.ir.kernel import Contract, Factor, Kernel, Quantized
 from smelt.ir.program import Launch, Program
+from smelt.ir.text import format_kernel
 from tests.fuse.running import assert_same, fused
 from tests.kernel_reference import run_program
 
@@ -175,3 +177,11 @@ def test_gradient_through_frozen_weights() -> None:
         gradients.append((x.grad, a.grad, b.grad))
     for ours, eager in zip(*reversed(gradients), strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_of_a_gpu_refuse_integers() -> None:
+    """Then the program dequantizes in memory."""
+    program = as_exact(lambda x, q, s, z: linear(x, halves(stacked)(q, s, z, x.dtype)), *operands(torch.float32))
+    kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
+    (kernel,) = [each for each in kernels if isinstance(each, Kernel) and "contract" in format_kernel(each)]
+    assert contraction_cycles("simt-host", kernel) == "a factor is quantized"

@@ -79,6 +79,21 @@ def test_float32_is_multiplied_as_it_is() -> None:
     assert contract.dtype is torch.float32 and not calls(program)
 
 
+def from_int4(x: Tensor, q: Tensor, scale: Tensor) -> Tensor:
+    """A layer with weights of four bits in groups of 64."""
+    rows, groups = scale.shape
+    halves = torch.stack((q & 15, q >> 4), -1).view(rows, groups, -1)
+    return F.linear(x, ((halves.to(x.dtype) - 8) * scale[:, :, None]).view(rows, -1))
+
+
+def test_weights_of_four_bits_stay_in_memory_as_they_are() -> None:
+    specs = [spec_like((1, 1, 2048), BF16), spec_like((1024, 1024), torch.uint8), spec_like((1024, 32), BF16)]
+    program = compile_ahead(from_int4, specs, Options(target="sm_90")).forward
+    (kernel,) = multiplying(program)
+    (contract,) = (i for i in kernel.instructions() if isinstance(i, Contract))
+    assert len(program.steps) == 1 and any(factor.quantized for factor in contract.factors)
+
+
 def weighing(program: Program) -> list[Kernel]:
     kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
     plain = [kernel for kernel in kernels if isinstance(kernel, Kernel)]

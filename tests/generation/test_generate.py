@@ -10,7 +10,7 @@ import torch
 import smelt
 from benchmarks.generate import MODELS
 from smelt.base.events import collect
-from smelt.generation import loop
+from smelt.generation import run
 from smelt.ir.program import Program
 
 pytest.importorskip("transformers")
@@ -69,8 +69,8 @@ def test_texts_end_at_different_tokens() -> None:
 
 
 def test_buffers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "FIRST_ROOM_TOKENS", 8)
-    monkeypatch.setattr(loop, "ROOM_MULTIPLE", 4)
+    monkeypatch.setattr(run, "FIRST_ROOM_TOKENS", 8)
+    monkeypatch.setattr(run, "ROOM_MULTIPLE", 4)
     smelt.reset()
     model = MODELS["llama"].build()
     ids = prompts(2, 5)
@@ -129,6 +129,26 @@ def test_the_frequencies_of_samples() -> None:
     chi_square = float(((counts - expected) ** 2 / expected)[large].sum())
     freedom = int(large.sum()) - 1
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["all-accepted", "few-accepted"])
+def test_an_assistant_does_not_change_the_tokens(is_same: bool) -> None:
+    model, assistant = MODELS["llama"].build(), MODELS["llama"].build()
+    if not is_same:
+        with torch.no_grad():
+            assistant.lm_head.weight.add_(0.3 * torch.randn_like(assistant.lm_head.weight))
+    smelt.reset()
+    for length, tokens in ((6, 40), (9, 61)):
+        ids = prompts(1, length)
+        expected = of_hugging_face(model, ids, tokens)
+        streamer = _Streamer()
+        assert torch.equal(of_smelt(model, ids, tokens, assistant=assistant, streamer=streamer), expected)
+        assert torch.cat(streamer.columns).tolist() == expected[0].tolist()
+        stop = int(expected[0, -7])
+        stopped = of_hugging_face(model, ids, tokens, eos_token_id=stop)
+        assert torch.equal(of_smelt(model, ids, tokens, assistant=assistant, stop_tokens=stop), stopped)
+    assert smelt.counters["graphs"] <= 4  # prompts of both, the assistant's token, the check
+    assert smelt.counters["graph_breaks"] == 0
 
 
 class _Streamer:
@@ -218,6 +238,7 @@ def test_models_with_other_caches_are_refused(name: str) -> None:
         ({"temperature": 1.0, "top_k": 2.5}, "top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": 1.0, "assistant": torch.nn.Linear(1, 1)}, "assistant"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, "ends with padding"),
         ({"attention_mask": torch.ones(1, 4)}, "shape"),
     ],

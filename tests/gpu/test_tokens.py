@@ -44,6 +44,23 @@ def test_integers_are_read_as_they_are(rows: int) -> None:
         assert len(kernels_run(lambda: compiled(x))) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_weights_of_four_bits_are_read_as_they_are(rows: int) -> None:
+    packed = torch.randint(0, 256, (1024, 1024), dtype=torch.uint8, device=CUDA)
+    scale = randn(1024, 32, dtype=torch.bfloat16).abs() / 100
+
+    def layer(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        halves = torch.stack((packed & 15, packed >> 4), -1).view(1024, 32, 64)
+        return F.linear(x, ((halves.to(x.dtype) - 8) * scale[:, :, None]).view(1024, 2048))
+
+    x = randn(rows, 2048, dtype=torch.bfloat16)
+    with torch.no_grad(), made_for_gpu():
+        compiled = smelt.compile(layer)
+        exact = layer(x.double(), packed, scale.double())
+        assert float((compiled(x, packed, scale).double() - exact).abs().max()) <= 2**-8 * float(exact.abs().max())
+        assert len(kernels_run(lambda: compiled(x, packed, scale))) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shared", [1, 4])
 @pytest.mark.parametrize("keys", [63, 512, 4000])

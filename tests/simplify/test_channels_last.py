@@ -98,6 +98,22 @@ def test_parts_of_an_image_are_read_where_it_lies() -> None:
     assert_close(before, after, X, WIDE)
 
 
+def test_gradients_of_pooling_are_laid_out_as_the_image() -> None:
+    def pooled(x: torch.Tensor, wide: torch.Tensor, gradient: torch.Tensor) -> Any:
+        y = aten.relu.default(convolution(x, wide))
+        largest, places = aten.max_pool2d_with_indices.default(y, [2, 2], [2, 2])
+        back = aten.max_pool2d_with_indices_backward.default(
+            gradient, y, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        )
+        return largest, aten.mul.Tensor(back, y), aten.mean.dim(back, [2, 3])
+
+    before, after = laid(pooled, X, WIDE, torch.randn(2, 8, 3, 2), how="channels_last")
+    (back,) = [node for node in after.graph.nodes if node.target is aten.max_pool2d_with_indices_backward.default]
+    assert all(is_channels_last(tensor_spec(each).shape, tensor_spec(each).stride) for each in back.all_input_nodes)
+    assert is_channels_last(tensor_spec(back).shape, tensor_spec(back).stride)
+    assert_close(before, after, X, WIDE, torch.randn(2, 8, 3, 2))
+
+
 class Block(nn.Module):
     """Training with batch norm, a residual, a view and a dropout of images, whose coins fall in eager's order."""
 

@@ -118,14 +118,15 @@ def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
     """The same; of few rows, about how many cycles of the GPU."""
     from smelt.codegen.axes import without_unit_axes
     from smelt.codegen.gpu.products.few_rows import few_rows
-    from smelt.ir.check_kernel import contraction_of
+    from smelt.ir.check_kernel import contraction_of, is_attention
 
-    cycles, kernel = grid_contraction_cycles(kernel, name), without_unit_axes(kernel)
-    contract = contraction_of(kernel)
-    if isinstance(cycles, str) or contract is None:
-        return cycles
-    grid = few_rows(kernel, contract, find(name))
-    return cycles if isinstance(grid, str) else grid.cycles
+    whole = without_unit_axes(kernel)
+    contract = contraction_of(whole)
+    if contract is not None and contract.dtype.is_floating_point and not is_attention(kernel):
+        grid = few_rows(whole, contract, find(name))
+        if not isinstance(grid, str):
+            return grid.cycles
+    return grid_contraction_cycles(kernel, name)
 
 
 register(

@@ -290,12 +290,8 @@ class _VariantLowering:
 
     def _inputs(self, graph: OpenGraph, lowered: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
         program = lowered.program
-        traced: Traced | None = self._traced.traced
-        assert traced is not None
-        nodes = zip(placeholders(traced.graph), self._traced.inputs, strict=True)
-        tensors = [register for node, register in nodes if not isinstance(spec_of(node), NumberSpec)]
         inputs: list[RegisterView | NumberOf] = []
-        for name, register in zip(program.inputs, tensors, strict=False):
+        for name, register in zip(program.inputs, self._tensors(), strict=False):
             spec = program.buffer(name).spec
             inputs.append(RegisterView(self._numbers[register], spec.shape, spec.stride))
         inputs += [NumberOf(what) for what in graph.dynamic_scalars]
@@ -303,6 +299,13 @@ class _VariantLowering:
             inputs += self._registers.generator()
         assert len(inputs) == len(program.inputs)
         return tuple(inputs)
+
+    def _tensors(self) -> list[int]:
+        """The explored registers of the program's inputs, which come before numbers there."""
+        traced: Traced | None = self._traced.traced
+        assert traced is not None
+        nodes = zip(placeholders(traced.graph), self._traced.inputs, strict=True)
+        return [register for node, register in nodes if not isinstance(spec_of(node), NumberSpec)]
 
     def _results(self, lowered: WholeProgram) -> tuple[int | None, ...]:
         """Where each output of the program goes."""
@@ -318,7 +321,7 @@ class _VariantLowering:
             self._made[register] = operand
         own = plan.mutated_inputs[:-1] if lowered.draws else plan.mutated_inputs
         for place, index in enumerate(own, plan.results):
-            results[place] = self._numbers[self._traced.inputs[index]]
+            results[place] = self._numbers[self._tensors()[index]]
         if lowered.draws:
             self._offset = results[plan.forward_outputs - 1] = self._registers.generator()[1].register
         for place, text in enumerate(lowered.required, plan.forward_outputs):

@@ -6,22 +6,19 @@ The host launches programs ahead of the device: it reads whether a row still run
 tokens computed in between. Buffers have room for all tokens, or grow by doubling.
 """
 
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from smelt.base.errors import SmeltError
-from smelt.device.host_library import HOST
-from smelt.generation.programs import Now, Programs, Prompt, first_state, mark_lengths, programs, store_token, with_room
-from smelt.generation.sampling import SamplingKind, SamplingNumbers, sampling
+from smelt.generation.programs import Prompt, programs
+from smelt.generation.run import Run, Settings
+from smelt.generation.sampling import SamplingKind, sampling
+from smelt.generation.speculation import SpeculativeRun
 
-FIRST_ROOM_TOKENS = 512  # buffers begin with room for so many new tokens: attention reads all of a buffer
-ROOM_MULTIPLE = 64
 CHECKED_EVERY_TOKENS = 4  # without a streamer: copying the status takes the host 10 µs
-COPIES_IN_FLIGHT = 2
 
 
 class Streamer(Protocol):
@@ -47,6 +44,7 @@ def generate(
     attention_mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     streamer: Streamer | None = None,
+    assistant: torch.nn.Module | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Tensor:
     """Generate text: returns the prompts `ids` [batch, length] with the new tokens appended.
@@ -64,6 +62,8 @@ def generate(
     - `attention_mask` [batch, length] is 0 for padding, which must be on the left.
     - `generator` draws the random numbers, by default PyTorch's.
     - `streamer` gets the prompts and then each token, as Hugging Face's streamers do.
+    - `assistant`, a smaller model with the same tokens, drafts tokens that `model` checks together. The tokens are the
+      same as without it. For one prompt and `temperature=0`.
     - `options` are the options of `smelt.compile`. On a GPU, `cuda_graphs` is `"always"` unless they set it.
     """
     kind, numbers = sampling(temperature, top_k, top_p, min_p, repetition_penalty)
@@ -74,108 +74,20 @@ def generate(
     with torch.no_grad():
         prompt = _prompt(ids, attention_mask)
         run = Run(programs(model, kind, options or {}), model, prompt, kind, numbers, settings)
-        if streamer is None:
-            for _ in run.columns(every=CHECKED_EVERY_TOKENS):
-                pass
-            return run.result()
-        streamer.put(ids.cpu())
-        for column in run.columns(every=1):
-            streamer.put(column)
-        streamer.end()
+        columns = run.columns(every=CHECKED_EVERY_TOKENS if streamer is None else 1)
+        if assistant is not None:
+            if kind != SamplingKind() or len(ids) != 1:
+                raise SmeltError("SM004", "an assistant drafts for one prompt, temperature=0 and no penalty")
+            drafting = Run(programs(assistant, kind, options or {}), assistant, prompt, kind, numbers, settings)
+            columns = SpeculativeRun(run, drafting).columns()
+        if streamer is not None:
+            streamer.put(ids.cpu())
+        for column in columns:
+            if streamer is not None:
+                streamer.put(column)
+        if streamer is not None:
+            streamer.end()
         return run.result()
-
-
-class Settings(NamedTuple):
-    """The arguments of a call that are not about sampling."""
-
-    max_new_tokens: int
-    stop_tokens: list[int]
-    pad_token: int
-    generator: torch.Generator | None
-
-
-class Run:
-    """One call of `generate`: the tensors of its state, and how many columns of the output are computed."""
-
-    def __init__(
-        self, programs: Programs, model: torch.nn.Module, prompt: Prompt, kind: SamplingKind,
-        numbers: tuple[float, ...], settings: Settings,
-    ) -> None:  # fmt: skip
-        self.programs, self.model, self.settings = programs, model, settings
-        device = prompt.ids.device
-        self.numbers = SamplingNumbers(*(torch.tensor(number, device=device) for number in numbers))
-        self.length = prompt.ids.shape[1]
-        self.last_length = self.length + settings.max_new_tokens
-        first = programs.read_prompt(model, mark_lengths(prompt))
-        self.state = first_state(prompt, first, kind, settings, self._room(FIRST_ROOM_TOKENS))
-        self._draw()
-        self.state = self.state._replace(now=store_token(first.logits, self.state, kind, self.numbers, 0))
-        self.length += 1
-
-    def columns(self, every: int) -> Iterator[Tensor]:
-        """Generate; gives each `every`-th column of new tokens [batch], on the host, some tokens late on a GPU."""
-        reader = Reader(self.state.now)
-        while self.length < self.last_length:
-            if self.length % every == 0:
-                reader.copy(self.state.now)
-                if (yield from reader.columns(wait_for_all=False)):
-                    return
-            self._next()
-        reader.copy(self.state.now)
-        yield from reader.columns(wait_for_all=True)
-
-    def result(self) -> Tensor:
-        """The prompts and the new tokens, up to the last stop token."""
-        return self.state.output[:, : int(Now(*self.state.now).length[0])].clone()
-
-    def _next(self) -> None:
-        if self.length == self.state.output.shape[1]:
-            self.state = with_room(self.state, self._room(self.length))
-        self._draw()
-        self.state = self.state._replace(now=self.programs.next_token(self.model, self.state, self.numbers))
-        self.length += 1
-
-    def _draw(self) -> None:
-        if self.state.noise.numel():
-            self.state.noise.exponential_(generator=self.settings.generator)
-
-    def _room(self, tokens: int) -> int:
-        """The capacity for so many tokens more: a multiple, so that few capacities occur."""
-        needed = min(self.last_length, self.length + tokens)
-        return -(-needed // ROOM_MULTIPLE) * ROOM_MULTIPLE
-
-
-class Reader:
-    """Copies what is new to the host, and reads it when the copy has arrived."""
-
-    def __init__(self, now: Tensor) -> None:
-        self.is_gpu = now.is_cuda
-        self.copies: deque[tuple[Tensor, Any]] = deque()
-
-    def copy(self, now: Tensor) -> None:
-        if not self.is_gpu:
-            self.copies.append((now, None))
-            return
-        event: Any = torch.cuda.Event  # which PyTorch does not type
-        event = event()
-        copied = now.to(HOST, non_blocking=True)
-        event.record()
-        self.copies.append((copied, event))
-
-    def columns(self, wait_for_all: bool) -> Generator[Tensor, None, bool]:
-        """The columns that have arrived; returns whether all texts have ended."""
-        while self.copies:
-            copied, event = self.copies[0]
-            if event is not None:
-                if not wait_for_all and len(self.copies) <= COPIES_IN_FLIGHT and not event.query():
-                    return False
-                event.synchronize()
-            self.copies.popleft()
-            now = Now(*copied)
-            yield now.token
-            if bool(now.is_finished.all()):
-                return True
-        return False
 
 
 def _prompt(ids: Tensor, mask: Tensor | None) -> Prompt:

@@ -2,6 +2,7 @@
 
     read_prompt(model, prompt, …)  → the first token, keys and values of each layer
     next_token(model, state, …)    → what is new; the tokens, keys and values are written in place
+    check_drafts(model, state, …)  → the same for the tokens that an assistant drafted, all at a time
 
 Each model has its own, and so has each kind of sampling. Lengths are symbolic from the first call on.
 """
@@ -21,6 +22,7 @@ from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
 
 NO_TOKEN = -1
+DRAFT_TOKENS = 4  # that an assistant computes before the model checks them
 
 
 class Prompt(NamedTuple):
@@ -78,6 +80,29 @@ def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: Sampl
     return _packed(Now(token, now.text_position + step, is_finished.long(), row, length))
 
 
+def store_checked(best: Tensor, ids: Tensor, rows: Tensor, state: State) -> Tensor:
+    """Keep the drafted tokens that are the most probable ones, and the token after them; return what is new.
+
+    `ids` are the newest token and the drafts behind it, `best` the most probable token after each. Tokens behind those
+    that are kept are written, too; the next ones replace them.
+    """
+    now = Now(*state.now)
+    state.output.index_copy_(1, rows + 1, best[None])
+    steps = torch.arange(best.shape[0], device=best.device)
+    is_wrong = torch.cat([best[:-1] != ids[1:], steps[:1] == 0])
+    is_stop = (best[:, None] == state.stop_tokens).any(-1)
+    first = torch.where(is_wrong | is_stop, steps, best.shape[0]).amin()
+    is_first = steps == first
+    token = torch.where(is_first, best, 0).sum()
+    is_finished = (is_first & is_stop).any()
+    kept = first + 1
+    return _packed(
+        Now(*(part.view(1) for part in (
+            token, now.text_position[0] + kept, is_finished.long(), now.row[0] + kept, now.length[0] + kept
+        )))
+    )  # fmt: skip
+
+
 def _packed(now: Now) -> Tensor:
     """`torch.stack(now)`, pointwise: a library call between the first write in place and the end might fail."""
     place = torch.arange(len(now), device=now.token.device)[:, None]
@@ -98,23 +123,33 @@ class Programs:
             named = {name: value for name, value in named.items() if name in accepted}
             result = model(input_ids=prompt.ids, past_key_values=cache, **named)
             logits: Tensor = result.logits if hasattr(result, "logits") else result[0]
-            return logits[:, -1]
+            return logits
 
         def read_prompt(model: Any, prompt: Prompt) -> FirstToken:
             cache = PromptCache()
             logits = forward(model, prompt, cache, logits_to_keep=1)
-            return FirstToken(logits, cache.keys, cache.values)
+            return FirstToken(logits[:, -1], cache.keys, cache.values)
 
         def next_token(model: Any, state: State, numbers: SamplingNumbers) -> Tensor:
             now = Now(*state.now)
             cache = InPlaceCache(state.keys, state.values, now.row[0])
             logits = forward(model, Prompt(now.token[:, None], state.mask, now.text_position[:, None]), cache)
-            return store_token(logits, state, kind, numbers, 1)
+            return store_token(logits[:, -1], state, kind, numbers, 1)
+
+        def check_drafts(model: Any, state: State, drafts: Tensor) -> Tensor:
+            now = Now(*state.now)
+            steps = torch.arange(DRAFT_TOKENS + 1, device=drafts.device)
+            rows = now.row[0] + steps
+            ids = torch.cat([now.token[:, None], drafts.index_select(1, rows[1:])], 1)
+            cache = InPlaceCache(state.keys, state.values, now.row[0])
+            logits = forward(model, Prompt(ids, state.mask, now.text_position[:, None] + steps), cache)
+            return store_checked(logits[0].float().argmax(-1), ids[0], rows, state)
 
         self.read_prompt = compile_function(read_prompt, options=options)
         on_gpu = any(parameter.is_cuda for parameter in model.parameters())
         graphs = {"cuda_graphs": "always"} if on_gpu else {}
         self.next_token = compile_function(next_token, options={**graphs, **options})
+        self.check_drafts = compile_function(check_drafts, options={**graphs, **options})
 
 
 _programs: "weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Programs]]" = weakref.WeakKeyDictionary()

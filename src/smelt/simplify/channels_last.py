@@ -177,6 +177,9 @@ class _Images:
         if node.target is aten.slice.Tensor:
             self._cut(node)
             return
+        if node.target is aten.max_pool2d_with_indices_backward.default:
+            self._pool_gradient(node, spec)
+            return
         at_points = torch.Tag.pointwise in node.target.tags or node.target in _FOLLOWING
         if not at_points or len(spec.shape) != 4 or not is_contiguous(spec.shape, spec.stride):
             return
@@ -194,6 +197,16 @@ class _Images:
         spec = spec_of_call(aten.slice.Tensor, args, dict(node.kwargs))
         if spec is not None:
             self._stands_for(insert(node, aten.slice.Tensor, args, dict(node.kwargs), spec), node)
+
+    def _pool_gradient(self, node: fx.Node, spec: TensorSpec) -> None:
+        """The library's result is laid out as the image that was pooled."""
+        gradient, x, *settings, indices = node.args
+        images = [each for each in (gradient, x, indices) if isinstance(each, fx.Node)]
+        specs = [tensor_spec(each) for each in (node, *images)]
+        if any(len(each.shape) != 4 or not is_contiguous(each.shape, each.stride) for each in specs):
+            return
+        args = (self._laid(gradient, node), self._laid(x, node), *settings, self._laid(indices, node))
+        self._stands_for(insert(node, aten.max_pool2d_with_indices_backward.default, args, {}, _last(spec)), node)
 
     def _reduce(self, node: fx.Node, spec: TensorSpec) -> None:
         """Where a sum is read does not show in it, but for the strides of dims without extent."""

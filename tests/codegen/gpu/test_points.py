@@ -149,3 +149,25 @@ def test_scalars_that_are_computed_first_are_computed_at_every_point(rows: int) 
 def test_scalars_that_a_point_overwrites_are_computed_before_all() -> None:
     kernel = parse_kernel(UPDATE.format(rows="", cols=1001, total=1001, at="j", rate="p[3]"))
     assert in_one_loop(kernel) is kernel
+
+
+def test_vectors_that_are_rows_apart_share_what_is_the_same_in_all_rows(small_chip: None) -> None:
+    """As in a batch norm of channels-last images."""
+    kernel = parse_kernel("""
+kernel scaled rows() cols(i:1024, j:64)
+  in x: f32[65536]
+  in w: f32[64]
+  inout y: f32[65536]
+  loop:
+    v = load x[64*i + j]
+    s = load w[j]
+    u = load y[64*i + j]
+    t = fma v, s, u : f32
+    store y[64*i + j] = t
+""")
+    made = OnHost(kernel)
+    (points,) = made.plan.phases
+    assert points.vectors == 2 and not points.threads * points.width % 64
+    made.check()
+    text = ptx(kernel)
+    assert text.count("ld.global.nc.v4") == 3, "two vectors of x and one of w"

@@ -45,7 +45,7 @@ from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import transpose_tile
 from smelt.codegen.gpu.vector_width import vector_width
 from smelt.device import Target
-from smelt.ir.check_kernel import contraction_of
+from smelt.ir.check_kernel import contraction_of, is_attention
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Reduce, Role, Scan, Scatter, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
@@ -170,7 +170,8 @@ def _few_queries(kernel: Kernel, target: Target) -> Grids:
 
 def _few_rows(kernel: Kernel, target: Target) -> Grids:
     contract = contraction_of(kernel)
-    grid = "it has no contraction" if contract is None or why_no_tile(kernel) else few_rows(kernel, contract, target)
+    is_plain = contract is not None and contract.dtype.is_floating_point and not is_attention(kernel)
+    grid = few_rows(kernel, contract, target) if contract is not None and is_plain else "it has no contraction"
     return grid if isinstance(grid, str) else [grid]
 
 
@@ -437,7 +438,8 @@ def _points(kernel: Kernel) -> Grid:
 def _vectors(points: Points) -> int:
     """How many times a thread takes so many points, all read before the first are computed."""
     kernel, vectors = points.kernel, 1
-    read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.terms}
+    rows = {axis.name for axis in kernel.cols[:-1]} or {axis.name for axis in kernel.cols}
+    read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.axes & rows}
     size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * points.width
     while read and vectors < _MOST_VECTORS and size * 2 * vectors <= _BYTES_IN_FLIGHT:
         if hint(points.blocks) // (2 * vectors) < 4 * _ENOUGH_BLOCKS:

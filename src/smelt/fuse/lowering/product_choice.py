@@ -151,7 +151,7 @@ class ProductChoice:
         elif sums.dtype is torch.float32 and may_round_products():
             return Decision(False, "multiplies, and the library may do so with less precision")
         else:
-            costs = library_costs(sizes, sums.dtype, along=along)
+            costs = library_costs(sizes, sums.dtype, along=along, narrow=tensor_spec(call.right).dtype)
         return self._compared(call, factors, sums, sizes, costs, followed=followed)
 
     def _compared(
@@ -176,7 +176,7 @@ class ProductChoice:
             return Decision(False, f"multiplies {sizes}, which kernels for this device do in no known time")
         if isinstance(costs, str):  # at least the conversion; on some processors the product takes as long either way
             ours = LAUNCH + kernel_cycles
-            library = converted + (ours if is_as_fast(sums.dtype) else 0)
+            library = converted + (ours if is_as_fast(sums.dtype) else sizes.multiplications / MOST_A_CYCLE)
         else:
             ours, least = LAUNCH + kernel_cycles * costs.lateness, costs.least_saved
             followers = LAUNCH + hint(sums.nbytes) * costs.byte_after if followed else 0
@@ -276,6 +276,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 LAUNCH = 1_500  # cycles that a kernel takes to be called
+MOST_A_CYCLE = 32  # multiplications that any library does on a CPU
 CYCLES_TO_DEQUANTIZE = 5.0  # a weight that is written as a float and read again: measured 3 to 7 with AVX-512
 CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor

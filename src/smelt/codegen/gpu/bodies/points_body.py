@@ -59,8 +59,15 @@ class PointsBody(PhaseBody):
             self._write_rest()
 
     def _cols(self, tile: int) -> tuple[Coordinates, Mask]:
-        """The first point of a thread's vector, and whether it has one."""
+        """The first point of a thread's vector, and whether it has one. Where vectors are whole rows apart, they have
+        the same col: what is the same in all rows is then loaded once."""
         b, grid = self.b, self.grid
+        axes = grid.kernel.cols
+        if tile and len(axes) == 2 and not is_symsize(grid.kernel.col_count):
+            step = grid.threads * grid.width
+            if axes[1].size and not step % axes[1].size and not grid.kernel.col_count % (step * grid.vectors):
+                where, _ = self._cols(0)
+                return {**where, axes[0].name: b.add(where[axes[0].name], tile * (step // axes[1].size))}, None
         block = b.block_number()
         if grid.vectors > 1:
             block = b.add(b.mul(block, grid.vectors), b.index(tile))

@@ -12,7 +12,17 @@ from dataclasses import replace
 
 import torch
 
-from smelt.codegen.gpu.products.few_rows_body import MATRIX_TERMS, FewRows, Split, Way
+from smelt.codegen.gpu.products.few_rows_body import (
+    MATRIX_TERMS,
+    AcrossBody,
+    AlongBody,
+    FewRows,
+    FewRowsBody,
+    MatrixBody,
+    Split,
+    Way,
+)
+from smelt.codegen.gpu.products.quantized_rows import QuantizedBody, bytes_at_once, in_bytes, units_of
 from smelt.codegen.gpu.simt import MOST_BYTES
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Contract, Factor, Kernel
@@ -30,6 +40,8 @@ _ACROSS_LANES, _FEW_BLOCKS = 4, 64  # lanes side by side along the cols, unless 
 _MOST_TERMS = 1 << 18  # weights of a block: of more, several blocks share the terms
 _MATRIX_COLS = 16
 
+BODIES: dict[Way, type[FewRowsBody]] = {Way.ALONG: AlongBody, Way.ACROSS: AcrossBody, Way.MATRIX: MatrixBody}
+
 
 def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | str:
     """The grid of a product of few rows, or why it is none."""
@@ -37,8 +49,8 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     sizes = [axis.size for axis in (*axes, *contract.axes)]
     if any(is_symsize(size) for size in sizes):
         return "its sizes vary"
-    if target.form == "spirv" or len(contract.axes) != 1 or any(factor.bounds for factor in contract.factors):
-        return "its terms are padded or have several axes"
+    if target.form == "spirv" or any(factor.bounds for factor in contract.factors):
+        return "its terms are padded"
     names = [factor.index.axes for factor in contract.factors]
     own = [tuple(axis for axis in axes if axis.name in names[side] - names[1 - side]) for side in (0, 1)]
     if len(own[0]) + len(own[1]) != len(axes):
@@ -48,6 +60,10 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     left, right = (contract.factors[side] for side in sides)
     dtype = kernel.buffer(right.buffer).dtype
     rows, cols = own[sides[0]], tuple(sorted(own[sides[1]], key=lambda axis: right.index.stride(axis.name) == 1))
+    if right.quantized is not None or left.quantized is not None:
+        return _quantized(kernel, contract, rows, cols, left, right, target)
+    if len(contract.axes) != 1:
+        return "its terms have several axes"
     way = _way(left, right, cols, contract.axes[0])
     if way is None:
         return "weights are contiguous along neither terms nor cols"
@@ -60,11 +76,43 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     vector = _vector(left if way is not Way.ACROSS else None, right, along[-1], dtype)
     while way is Way.ACROSS and vector * count > _MOST_SUMS:
         vector //= 2
-    grid = FewRows(kernel, rows, cols, contract.axes, left, right, way, vector, target.warp_size, Split(1, 1, 1, 1))
+    whole, body = Split(1, 1, 1, 1), BODIES[way]
+    grid = FewRows(kernel, rows, cols, contract.axes, left, right, way, vector, target.warp_size, whole, body=body)
     if grid.term_count < target.warp_size * vector and way is Way.ALONG:
         return "it has few terms"
+    return _sized(grid)
+
+
+def _quantized(
+    kernel: Kernel,
+    contract: Contract,
+    rows: tuple[Axis, ...],
+    cols: tuple[Axis, ...],
+    left: Factor,
+    right: Factor,
+    target: Target,
+) -> FewRows | str:
+    """With weights of eight or four bits."""
+    if right.quantized is None or left.quantized is not None or contract.dtype is not torch.float32:
+        return "what is quantized has few rows"
+    if product(axis.size for axis in rows) > _MOST_ROWS[1]:
+        return "it has many rows"
+    units, weights = units_of(contract, left, right), in_bytes(right, contract)
+    if isinstance(units, str) or weights is None:
+        return units if isinstance(units, str) else "cols begin within a byte"
+    vector = bytes_at_once(kernel, left, weights, units, contract)
+    axes, warp = (Axis("units", units.count),), target.warp_size
+    return _sized(
+        FewRows(
+            kernel, rows, cols, axes, left, weights, Way.QUANTIZED, vector, warp, Split(1, 1, 1, 1),
+            body=QuantizedBody, units=units,
+        )
+    )  # fmt: skip
+
+
+def _sized(grid: FewRows) -> FewRows | str:
     split = split_of(grid)
-    sized = replace(grid, split=split, threads=split.warps * split.teams * target.warp_size)
+    sized = replace(grid, split=split, threads=split.warps * split.teams * grid.warp)
     return "it has many terms of few cols" if grid.term_count * sized.block_cols > _MOST_TERMS else sized
 
 
@@ -100,7 +148,7 @@ def split_of(grid: FewRows) -> Split:
     """Which splits are fastest was measured on an H200 by `python -m benchmarks.gpu_products --sweep`."""
     if grid.way is Way.MATRIX:
         return _shared(grid, _MATRIX_COLS, MATRIX_TERMS)
-    if grid.way is Way.ALONG:
+    if grid.way in (Way.ALONG, Way.QUANTIZED):
         return _shared(grid, 1, grid.warp * grid.vector)
     lanes = min(_ACROSS_LANES, grid.warp // 2)
     while lanes > 2 and grid.col_count // (grid.vector * lanes) < _FEW_BLOCKS:

@@ -7,6 +7,7 @@ threads:  the sums of all warps of a point, in order; what follows the sums, as 
 """
 
 from collections.abc import Sequence
+from dataclasses import field
 from enum import Enum
 
 import torch
@@ -17,7 +18,7 @@ from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
-from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role
+from smelt.ir.kernel import Axis, Contract, Element, Factor, Index, Kernel, Role
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import product
 
@@ -29,6 +30,7 @@ _QUAD = 4  # lanes that share a row of a matrix
 
 class Way(Enum):
     ALONG = "along"
+    QUANTIZED = "quantized"
     ACROSS = "across"
     MATRIX = "matrix"
 
@@ -59,6 +61,8 @@ class FewRows(Grid):
     warp: int
     split: Split
     threads: int = 0
+    body: type["FewRowsBody"] = field(kw_only=True)
+    units: object = None  # of quantized weights, how the sum runs over their bytes: `quantized_rows.Units`
 
     @property
     def row_count(self) -> int:
@@ -88,9 +92,10 @@ class FewRows(Grid):
     @property
     def step(self) -> int:
         """Terms that a team takes at once."""
-        lanes = self.warp if self.way is Way.ALONG else self.warp * self.vector // self.split.cols
-        each = MATRIX_TERMS if self.way is Way.MATRIX else lanes * (self.vector if self.way is Way.ALONG else 1)
-        return each * self.split.warps
+        if self.way is Way.MATRIX:
+            return MATRIX_TERMS * self.split.warps
+        lanes = self.warp * self.vector
+        return (lanes // self.split.cols if self.way is Way.ACROSS else lanes) * self.split.warps
 
     @property
     def cycles(self) -> float:
@@ -99,7 +104,7 @@ class FewRows(Grid):
         return _CYCLES + bytes_read / _CYCLE_BYTES
 
     def write(self, b: Simt) -> None:
-        BODIES[self.way](b, self).write()
+        self.body(b, self).write()
 
 
 class FewRowsBody(PhaseBody):
@@ -170,7 +175,7 @@ class FewRowsBody(PhaseBody):
         masks = [None if end >= step else b.icmp("slt", self.term, b.index(end)) for end in ends]
         return len(masks), masks
 
-    def own_base(self, factor: Factor, axes: tuple[Axis, ...], number: Value) -> Value:
+    def own_base(self, factor: Factor | Element, axes: tuple[Axis, ...], number: Value) -> Value:
         """Where a row or col of a factor begins. Numbers past the last one count as the last one."""
         b, only = self.b, Index(tuple(each for each in factor.index.terms if each[0] not in self._inner()))
         count = 1
@@ -182,7 +187,7 @@ class FewRowsBody(PhaseBody):
         return self._offset(merged, self._coordinates(at, tuple(walked)))
 
     def _inner(self) -> set[str]:
-        return {axis.name for axis in self.grid.inner}
+        return {axis.name for axis in self.contract.axes}
 
     def row_base(self, row: int) -> int:
         """Where a row of the left factor begins, which is known."""
@@ -392,5 +397,3 @@ class MatrixBody(FewRowsBody):
             row = b.add(b.mul(self.place, 2), tile * ROW_TILE + place % 2)
             b.store_shared(array, self.held(row, b.add(self.group, place // 2 * 8)), each)
 
-
-BODIES: dict[Way, type[FewRowsBody]] = {Way.ALONG: AlongBody, Way.ACROSS: AcrossBody, Way.MATRIX: MatrixBody}

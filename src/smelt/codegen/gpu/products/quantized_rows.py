@@ -1,0 +1,209 @@
+"""Few rows of quantized weights: `Units`, how a sum runs over bytes of integers, and `QuantizedBody`, which writes it.
+
+    p = contract (g:64, k:64) x[4096*i + 64*g + k], (u4 w[4096*j + 64*g + k] - 8) * s[64*j + g]
+    →  2048 bytes a col, 32 a group; a lane takes sixteen of them, and x at twice their number and after that
+
+Four bits become a float32 in two instructions: as the first bits behind the point of 1 + q / 16. So Σ x · q is
+16 · (Σ x · (1 + q / 16) - Σ x), where Σ x is there once for all cols. A scale is multiplied with a lane's sum.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.products.few_rows_body import AlongBody
+from smelt.codegen.gpu.simt import MOST_BYTES, Mask
+from smelt.codegen.gpu.vector_width import is_multiple
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
+from smelt.ir.kernel import Contract, Element, Factor, Index, Kernel, Quantized
+from smelt.ir.loops import Value
+
+_ONE, _POINT = 0x3F800000, 19  # 1.0 as a float32, and the lowest of its first four bits behind the point
+_NIBBLE = 0xF << _POINT
+_SIGNS = -0x77777778  # the upper bit of every four
+_WORD = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """`count` bytes of each col, `group` of which have a scale. What the first integer of a byte is multiplied with is
+    `step` elements from one byte to the next, and `group_step` from one group to the next; the others are `parts`
+    elements behind it."""
+
+    quantized: Quantized
+    count: int
+    group: int
+    group_axis: str
+    step: int
+    group_step: int
+    parts: tuple[int, ...]
+
+
+def units_of(contract: Contract, left: Factor, right: Factor) -> Units | str:
+    """How the sum runs, or why it does not."""
+    quantized = right.quantized
+    assert quantized is not None
+    axes = {axis.name: axis for axis in contract.axes}
+    halves = 2 if quantized.is_packed else 1
+    along = [name for name in axes if right.index.stride(name) == 1]
+    if len(along) != 1:
+        return "integers do not lie side by side"
+    name, step = along[0], 1
+    parts: tuple[int, ...]
+    if halves == 2 and axes[name].size == 2 and len(axes) > 1:  # the halves of a byte are elements apart
+        parts = (0, int(left.index.stride(name)))
+        del axes[name]
+        name = next((each for each in axes if right.index.stride(each) == 2), "")
+        count = int(axes[name].size) if name else 0
+        step = 2 if name and parts[1] == 1 and left.index.stride(name) == 2 else 1
+    else:
+        count = int(axes[name].size) // halves
+        parts, step = tuple(range(halves)), halves  # neighbours
+        if axes[name].size % halves:
+            return "a byte has integers of two groups"
+    if not name or left.index.stride(name) != (1 if name == along[0] else step):
+        return "terms do not lie side by side"
+    del axes[name]
+    if len(axes) > 1 or any(each.index.stride(name) for each in quantized.elements):
+        return "scales are for other groups than those of its sum"
+    for axis in axes.values():
+        if right.index.stride(axis.name) != count * halves or count & (count - 1):
+            return "groups do not follow each other"
+        return Units(
+            quantized, count * int(axis.size), count, axis.name, step, int(left.index.stride(axis.name)), parts
+        )
+    return Units(quantized, count, count, "", step, 0, parts)
+
+
+def in_bytes(right: Factor, contract: Contract) -> Factor | None:
+    """The factor as bytes at its rows, without the terms."""
+    assert right.quantized is not None
+    halves, names = (2 if right.quantized.is_packed else 1), {axis.name for axis in contract.axes}
+    terms = [term for term in right.index.terms if term[0] not in names]
+    if not all(is_multiple(each, halves) for each in (right.index.offset, *(step for _, step in terms))):
+        return None
+    index = Index(tuple((name, step // halves) for name, step in terms), right.index.offset // halves)
+    return replace(right, index=index)
+
+
+def bytes_at_once(kernel: Kernel, left: Factor, right: Factor, units: Units, contract: Contract) -> int:
+    """Of a lane: all of one group, and both factors begin at multiples of what is read."""
+    names = {axis.name for axis in contract.axes}
+    rows = [step for name, step in left.index.terms if name not in names]
+    of_left = [left.index.offset, *rows, *([units.group_step] if units.group_axis else [])]
+    of_left += units.parts if units.step == 1 else []
+    width, size = MOST_BYTES, kernel.buffer(left.buffer).dtype.itemsize
+    of_right = [right.index.offset, *(step for _, step in right.index.terms), units.group]
+    while width > 1 and not (
+        all(is_multiple(each, width) for each in of_right)
+        and all(is_multiple(each, min(width * units.step, MOST_BYTES // size)) for each in of_left)
+    ):
+        width //= 2
+    return width
+
+
+class QuantizedBody(AlongBody):
+    """A grid with quantized weights being written. Terms are bytes."""
+
+    def multiplied(self, first: Value, of_right: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
+        b, grid, cols = self.b, self.grid, self.grid.split.cols
+        firsts = [b.add(first, number * grid.step) if number else first for number in range(of_right)]
+        places = list(zip(firsts, masks, strict=True))
+        words = [[self._words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
+        scales = [[self._scales(b.add(at, self.term), mask, col) for col in range(cols)] for at, mask in places]
+        sums = list(sums)
+        for at, mask, of_cols, scaled in zip(firsts, masks, words, scales, strict=True):
+            ours = [self._numbers(each) for each in of_cols]
+            for row in range(grid.row_count):
+                theirs = self._given(b.add(at, self.term), row, mask)
+                whole = theirs[0]
+                for each in theirs[1:]:
+                    whole = b.fadd(whole, each)
+                for col, (own, (factor, of_sum)) in enumerate(zip(ours, scaled, strict=True)):
+                    dot = b.fmul(theirs[0], own[0])
+                    for x, w in zip(theirs[1:], own[1:], strict=True):
+                        dot = b.fma(x, w, dot)
+                    total = sums[row * cols + col]
+                    sums[row * cols + col] = b.fma(factor, dot, b.fma(of_sum, whole, total))
+        return sums
+
+    @property
+    def units(self) -> Units:
+        assert isinstance(self.grid.units, Units)
+        return self.grid.units
+
+    def _words_of(self, at: Value, mask: Mask) -> list[Value]:
+        """A lane's bytes, four in each word."""
+        b, vector = self.b, self.grid.vector
+        if b.aligned and vector >= _WORD:
+            return self.read(self.grid.right, b.lshr(at, 2), mask, "i32", vector // _WORD)
+        each = [b.convert("zext", byte, "i32") for byte in self.read(self.grid.right, at, mask, "i8")]
+        words = []
+        for place in range(0, vector, _WORD):
+            word = each[place]
+            for number, byte in enumerate(each[place + 1 : place + _WORD], 1):
+                word = b.or_(word, b.shl(byte, 8 * number))
+            words.append(word)
+        return words
+
+    def _numbers(self, words: Sequence[Value]) -> list[Value]:
+        """Bytes as float32, those of four bits each as 1 + q / 16, in the order of `_given`."""
+        b, kind, vector = self.b, self.units.quantized.kind, self.grid.vector
+        if kind == "i4":
+            words = [b.xor(each, _SIGNS) for each in words]
+        numbers = []
+        for part in range(len(self.units.parts)):
+            for number in range(vector):
+                word, place = words[number // _WORD], 8 * (number % _WORD)
+                if kind in ("i4", "u4"):
+                    shift = _POINT - place - 4 * part
+                    moved = b.shl(word, shift) if shift >= 0 else b.lshr(word, -shift)
+                    numbers.append(b.from_bits(b.or_(b.and_(moved, _NIBBLE), _ONE)))
+                elif kind == "i8":
+                    numbers.append(b.convert("sitofp", b.ashr(b.shl(word, 24 - place), 24), "f32"))
+                else:
+                    numbers.append(b.convert("uitofp", b.and_(b.lshr(word, place), 0xFF), "f32"))
+        return numbers
+
+    def _given(self, unit: Value, row: int, mask: Mask) -> list[Value]:
+        """What a lane's integers are multiplied with: for the first of each byte, then for the second."""
+        b, grid, units = self.b, self.grid, self.units
+        at = b.mul(unit, units.step) if units.step > 1 else unit
+        if units.group_axis and units.group_step != units.group * units.step:
+            shift = units.group.bit_length() - 1
+            within = b.mul(b.and_(unit, units.group - 1), units.step)
+            at = b.add(b.mul(b.lshr(unit, shift), units.group_step), within)
+        at = b.add(at, self.row_base(row))
+        if units.step == 1:
+            raw = [self.read(grid.left, b.add(at, part), mask) for part in units.parts]
+        else:
+            every = self.read(grid.left, at, mask, width=grid.vector * units.step)
+            raw = [every[part :: units.step] for part in units.parts]
+        return [x for each in raw for x in self.wide(grid.left, each, mask)]
+
+    def _scales(self, unit: Value, mask: Mask, col: int) -> tuple[Value, Value]:
+        """What sums of products are multiplied with, and what the sum of the other factor is."""
+        b, quantized = self.b, self.units.quantized
+        scale = self._beside(quantized.scale, unit, mask, col)
+        packed = quantized.is_packed
+        offset = quantized.offset + (16 if packed else 0) + (8 if quantized.kind == "i4" else 0)
+        away = b.const("f32", float(offset))
+        if quantized.zero is not None:
+            away = b.fadd(self._beside(quantized.zero, unit, mask, col), float(offset))
+        of_sum = b.fneg(b.fmul(scale, away))
+        if quantized.low is not None:
+            of_sum = b.fadd(of_sum, self._beside(quantized.low, unit, mask, col))
+        return b.fmul(scale, 16.0) if packed else scale, of_sum
+
+    def _beside(self, element: Element, unit: Value, mask: Mask, col: int) -> Value:
+        """A scale, or what is read like one, as float32."""
+        b, units, grid = self.b, self.units, self.grid
+        at = self.own_base(element, grid.cols, b.add(self.first, col))
+        step = int(element.index.stride(units.group_axis)) if units.group_axis else 0
+        if step:
+            unit = unit if mask is None else b.select(mask, unit, 0)
+            at = b.add(at, b.mul(b.lshr(unit, units.group.bit_length() - 1), step))
+        dtype = self.kernel.buffer(element.buffer).dtype
+        (raw,) = b.load_global(b.pointer(element.buffer), at, memory_kind(dtype), constant=True)
+        return cast(b, from_memory(b, raw, dtype), dtype, self.contract.dtype)
+
