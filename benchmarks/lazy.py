@@ -1,11 +1,14 @@
 """Lazy tensors beside eager and smelt.compile: what recording costs, a chain of operators, and training steps.
 
-    python -m benchmarks.lazy            all, on one thread; each row's contestants take turns, in processor time
+    python -m benchmarks.lazy                  all, on one thread; each row's contestants take turns, in processor time
+    python -m benchmarks.lazy --device cuda    training steps on a GPU, in wall-clock time
 
 Times are the best of several rounds in which all of a row are measured one after another, so that a busy machine
-disturbs them alike.
+disturbs them alike. On a GPU a round is ten steps, at whose end the program waits for the GPU; "host" is the time until
+the last of them is launched.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -139,7 +142,67 @@ def training(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
           f"first step {firsts[2] / firsts[1]:.2f} x compiled's")  # fmt: skip
 
 
+def gpt2_wide() -> tuple[nn.Module, torch.Tensor]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=512, n_positions=256)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    config.use_cache = False
+    return GPT2LMHeadModel(config), torch.randint(0, 512, (4, 256))
+
+
+STEPS = 10  # of a round on a GPU
+
+
+def training_on_gpu(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
+    steps: dict[str, Callable[[], torch.Tensor]] = {}
+    losses: dict[str, list[torch.Tensor]] = {}
+    for kind in ("eager", "lazy"):
+        torch.manual_seed(0)
+        model, x = make()
+        device = "cuda" if kind == "eager" else "lazy"
+        model, x = model.to(device), x.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer, x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        steps[kind], losses[kind] = step, [step() for _ in range(STEPS)]
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in steps}
+    for _ in range(ROUNDS):
+        for kind, run in steps.items():
+            _wait()
+            started = time.perf_counter()
+            losses[kind] += [run() for _ in range(STEPS)]
+            launched = time.perf_counter()
+            _wait()
+            times[kind].append(((time.perf_counter() - started) / STEPS, (launched - started) / STEPS))
+    (eager, eager_host), (lazy, lazy_host) = min(times["eager"]), min(times["lazy"])
+    one, other = (torch.stack([each.cpu().double() for each in losses[kind]]) for kind in steps)
+    print(f"  {make.__name__}: eager {eager * 1e3:.3f} ms (host {eager_host * 1e3:.3f}), lazy {lazy * 1e3:.3f} "
+          f"(host {lazy_host * 1e3:.3f}): {eager / lazy:.2f} x eager's speed; "
+          f"losses differ by {float(((one - other) / one).abs().max()):.1e}")  # fmt: skip
+
+
+def _wait() -> None:
+    smelt.lazy.step()
+    torch.cuda.synchronize()
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    device = parser.parse_args().device
+    if device == "cuda":
+        smelt.lazy.enable(on="cuda", background=False)
+        print("a training step (forward, backward, AdamW) on a GPU")
+        for make in (mlp, gpt2_wide, resnet):
+            training_on_gpu(make)
+        return
     torch.set_num_threads(1)
     smelt.lazy.enable(background=False)
     recording()

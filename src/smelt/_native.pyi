@@ -1,6 +1,6 @@
 """The C part: the frame hook, the guard checker, and what runs compiled programs."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, Literal, Protocol, Self, overload
 
@@ -200,7 +200,7 @@ def suspended_generator(
 def class_version(kind: type) -> int:
     """A number that is another once look-ups in a class may find something else than before; 0 if it has none."""
 
-def watch_operators(registrations: set[str], read: Callable[[Set[str]], frozenset[str]]) -> None:
+def watch_operators(registrations: set[str], read: Callable[[set[str]], frozenset[str]]) -> None:
     """Say where replaced operators are registered, and what reads them there. `read` is called when the set has
     changed."""
 
@@ -692,6 +692,8 @@ class Step:
     values: int
     numbers: int
     programs: dict[Any, Any]
+    launch: Any
+    constants: dict[int, Any] | None
     @property
     def before(self) -> Any: ...
     @property
@@ -721,12 +723,48 @@ class Recording:
     def alive(self) -> list[tuple[int, Any]]:
         """The memories that are watched and live, with their values."""
 
+class LazyLaunch:
+    """The program of a path that recurs, run without Python between the recording and the program.
+
+    `outputs`: how many values are alive. `call` takes the inputs of the recording, then tensors that `scalar` makes of
+    the numbers at the places `scalars`; of what it returns, `results` are the values `live`. By `leaders`, a number is
+    as in `numbers` (-1), any of its type (-2), or equal to the one at a place. `adopt(result, memory)` makes a result
+    fit that is laid out otherwise than recorded."""
+
+    def __new__(
+        cls,
+        *,
+        call: Callable[..., Any],
+        inputs: int,
+        numbers: tuple[Any, ...],
+        leaders: tuple[int, ...],
+        scalars: tuple[int, ...],
+        live: tuple[int, ...],
+        results: tuple[int, ...],
+        scalar: Callable[[Any], Any],
+        adopt: Callable[[Any, Any], Any],
+    ) -> Self: ...
+    @property
+    def outputs(self) -> int: ...
+    def run(self, recording: Recording, /) -> bool:
+        """Run a recording that has recurred; False, with nothing done, for any other."""
+
 class RecordedOperator:
-    """One overload, as recording needs it; `kinds` has a byte for each argument."""
+    """One overload, as recording needs it; `kinds` has a byte for each argument. With a `zero`, calls where this
+    argument is not 0.0, its default, draw random numbers."""
 
     def __init__(
-        self, *, known: object, names: tuple[str, ...], kinds: bytes, writes: bool, is_view: bool
+        self,
+        *,
+        known: object,
+        names: tuple[str, ...],
+        kinds: bytes,
+        writes: bool,
+        is_view: bool,
+        zero: str | None = None,
     ) -> None: ...
+    @property
+    def has_zero(self) -> bool: ...
 
 class LazyRecorder:
     """Records calls. A subclass has the methods that are asked for what is rare: `plain_dtype`, `enter`, `value_of`,

@@ -154,7 +154,7 @@ now = owner.recorder.now
 path = now.step.path()
 print("recorded", sum(step.operator is not None for step in path) > 30, dict(owner.timeline.fallbacks))
 live = [value for value, _ in now.alive()]
-traced = build(path, live, now.numbers, set(), torch.device("cuda", 0))
+traced = build(path, live, now.numbers, {}, torch.device("cuda", 0))
 inputs = [spec_of(node) for node in traced.graph.nodes if node.op == "placeholder"]
 
 

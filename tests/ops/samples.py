@@ -308,7 +308,7 @@ _UNARY = (
 _BINARY = (
     "rsub.Tensor mul.Tensor div.Tensor floor_divide remainder.Tensor fmod.Tensor maximum minimum fmax fmin atan2 "
     "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor bitwise_and.Tensor bitwise_or.Tensor "
-    "bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Tensor __rshift__.Tensor "
+    "bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor "
     "logical_and logical_or logical_xor pow.Tensor_Tensor"
 )
 _WITH_NUMBERS: dict[str, tuple[Any, ...]] = {
@@ -317,7 +317,7 @@ _WITH_NUMBERS: dict[str, tuple[Any, ...]] = {
     "remainder.Scalar fmod.Scalar": (3, -2, 0.7),
     "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar": (0, 2, 0.1, True),
     "bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar": (3, True),
-    "bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar": (3, 0, 9),
+    "bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar": (3, 0, 9),
     "clamp_min clamp_max": (1, -0.5),
     "leaky_relu": (0.1, 2),
     "pow.Tensor_Scalar": (2, 3, 0.5, -0.5, -1, -2, 0, 1, 5, 2.5, -3),
@@ -355,6 +355,18 @@ def _masks(dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample((*state, count, threads, at_once, 1 << 31, 8), {"device": torch.device("cpu")})
 
 
+def _shifts(dtype: torch.dtype) -> Iterator[Sample]:
+    """Of integers: PyTorch has no shapes for those of bool."""
+    if not dtype.is_floating_point and dtype is not torch.bool:
+        yield Sample((tensor(dtype), tensor(dtype, turn=5)))
+        yield Sample((tensor(dtype), tensor(dtype, (8,), 3)))
+
+
+def _shifts_by_numbers(dtype: torch.dtype) -> Iterator[Sample]:
+    if not dtype.is_floating_point and dtype is not torch.bool:
+        yield from (Sample((tensor(dtype), count)) for count in (3, 0, 9))
+
+
 def _random_words(dtype: torch.dtype) -> Iterator[Sample]:
     """Words of a generator's state, of which four are of one sequence."""
     if dtype is torch.int64:
@@ -368,6 +380,8 @@ SAMPLES: dict[Any, Samples] = {
     **_each(_UNARY, unary),
     **_each(_BINARY, binary),
     **{op: with_numbers(*given) for names, given in _WITH_NUMBERS.items() for op in _operators(names)},
+    **_each("__lshift__.Tensor __rshift__.Tensor", _shifts),
+    **_each("__lshift__.Scalar __rshift__.Scalar", _shifts_by_numbers),
     **_each("add.Tensor sub.Tensor", chain(binary, call(tensors=2, alpha=3))),
     **_each("div.Tensor_mode", chain(*(call(tensors=2, rounding_mode=how) for how in ("floor", "trunc", None)))),
     **_each("div.Scalar_mode", chain(call(3, rounding_mode="floor"), call(-2, rounding_mode="trunc"))),

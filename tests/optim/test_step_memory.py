@@ -1,5 +1,6 @@
 """How much memory a whole step takes, and that what is recomputed or freed early changes nothing."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,44 @@ def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
     middle = len(program.steps) // 3  # the backward is twice the forward
     held = [b.name for b in program.buffers if b.spec.nbytes == inner and lives[b.name][0] < middle < lives[b.name][1]]
     assert len(held) <= 2 * 4 + 3  # of each layer what comes out of two products, and a few of the layer at work
+
+
+class Head(nn.Module):
+    """Tokens, a norm, and logits for a vocabulary that is larger than all else."""
+
+    @there()
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding, self.norm = nn.Embedding(tokens, width), nn.LayerNorm(width)
+        self.logits = nn.Linear(width, tokens, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.norm(self.embedding(ids))).float()  # type: ignore[no-any-return]
+
+
+def _classify(model: nn.Module, opt: torch.optim.Optimizer, ids: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    loss = nn.functional.cross_entropy(model(ids), ids.roll(-1))
+    loss.backward()
+    opt.step()
+    return loss
+
+
+def test_probabilities_are_recomputed_where_the_backward_begins() -> None:
+    """The forward keeps the logits in 16 bits and two numbers a row."""
+    ids, model = _data(64).mul(100).long().remainder(5000), Head(5000, 16).bfloat16()
+    wanted = copy.deepcopy(model)
+    compiled = smelt.compile(_classify, fullgraph=True)
+    with collect() as events:
+        for call, trained in ((compiled, model), (_classify, wanted)):
+            loss = call(trained, torch.optim.SGD(trained.parameters(), lr=1e-2), ids)
+            torch.testing.assert_close(loss, nn.functional.cross_entropy(Head(5000, 16).bfloat16()(ids), ids.roll(-1)))
+    for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    program = [event.subject for event in events if isinstance(event.subject, Program)][-1]
+    held = [buffer.name for buffer in program.buffers if buffer.spec.nbytes == 64 * 5000 * 4]
+    assert len(held) <= 1, held
 
 
 def test_gradients_get_the_memory_of_what_the_backward_has_read() -> None:

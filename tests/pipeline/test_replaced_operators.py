@@ -73,6 +73,23 @@ def test_registrations_of_pytorch_itself_are_none() -> None:
     assert replaced_operators() == frozenset()
 
 
+def test_libraries_that_are_freed_after_their_end() -> None:
+    """They remove the registrations of others from PyTorch's set."""
+    compiled, x = smelt.compile(sine), torch.linspace(-3, 3, 50)
+    library: Any = None
+    for _ in range(3):
+        same(compiled, sine, x)
+        before, library = library, torch.library.Library("aten", "IMPL")
+        library.impl("sin", cosine, "CPU")
+        del before  # it has ended already
+        assert replaced_operators() == {"aten/sin/CPU"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", smelt.SmeltWarning)
+            same(compiled, lambda x: (torch.cos(x) + 1) * 2, x)
+        library._destroy()
+        assert replaced_operators() == frozenset()
+
+
 def test_explains_why_a_graph_runs_eagerly() -> None:
     with replaced("sin", cosine), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,6 +106,15 @@ def test_compiles_graphs_without_the_operator() -> None:
         warnings.simplefilter("error")
         same(compiled, exponential, x)
     assert smelt.counters["eager_graphs"] == 0
+
+
+def test_says_it_once_for_all_sizes() -> None:
+    compiled = smelt.compile(sine, dynamic=True)
+    with replaced("sin", cosine), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", smelt.SmeltWarning)
+        for size in (3, 5, 7, 9):
+            same(compiled, lambda x: (torch.cos(x) + 1) * 2, torch.ones(size))
+    assert len([each for each in said if "replaced" in str(each.message)]) == smelt.counters["eager_graphs"] == 1
 
 
 def test_notices_one_registration_in_place_of_another() -> None:

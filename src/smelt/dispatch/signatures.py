@@ -96,6 +96,8 @@ def signature(operator: torch._ops.OpOverload) -> Signature:
     )
 
 
+_CHANCE = "dropout_p"  # of attention, which draws nothing if it is zero
+
 _CODES = {Kind.TENSOR: 0, Kind.NUMBER: 1, Kind.LITERAL: 2, Kind.DEVICE: 3}  # as csrc/lazy/lazy.h has them
 
 
@@ -105,8 +107,9 @@ def recorded_operator(operator: torch._ops.OpOverload) -> _native.RecordedOperat
     known = signature(operator)
     kinds = bytes(_CODES[kind] for kind in known.kinds)
     return _native.RecordedOperator(
-        known=known, names=known.names, kinds=kinds, writes=bool(known.written), is_view=known.is_view
-    )
+        known=known, names=known.names, kinds=kinds, writes=bool(known.written), is_view=known.is_view,
+        zero=_CHANCE if known.is_random and _CHANCE in known.names else None,
+    )  # fmt: skip
 
 
 _NUMBERS = frozenset({"number", "Optional[number]", "List[number]", "float", "Optional[float]"})

@@ -5,7 +5,7 @@
 
 The graph of a whole training step contains its backward, and memory use peaks where the backward begins. Only
 element-wise values are recomputed, and only from values that are kept anyway or are smaller. Each new value comes
-`after` the library call or product before its first reader; where the backward begins, after one of its reductions.
+`after` the library call or product before its first reader; where the backward begins, after a reduction or a number.
 Otherwise fusion would compute it with the old one, and store it.
 """
 
@@ -215,8 +215,10 @@ def _is_heavy(item: FusionValue | Call) -> bool:
 
 
 def _is_computed_alone(item: FusionValue | Call) -> bool:
-    """Whether a value is never computed once more by those that read it: it has a place in the order of steps."""
-    return isinstance(item, FusionValue) and item.is_computed and not _is_idempotent(item)
+    """Whether a value has a kernel before those that read it: a reduction, or a number computed from one."""
+    if not isinstance(item, FusionValue) or not item.is_computed:
+        return False
+    return not _is_idempotent(item) or (bool(item.readings) and hint(item.numel) == 1)
 
 
 def _bytes(value: FusionValue) -> int:

@@ -103,6 +103,31 @@ def sized(run: Callable[..., Any]) -> Sized | None:
     return owner if isinstance(owner, Sized) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A compiled graph without what it asks PyTorch first: for callers who know that no mode or transform is on, and
+    who need no version counters. It raises where mutated inputs overlap others, with nothing written.
+
+    `call` takes the inputs that are tensors, then one tensor for each input at `scalars`, and returns, among others,
+    the outputs at `results`. Inputs at `fixed` are numbers that must not change."""
+
+    call: Callable[..., Any]
+    results: tuple[int, ...]
+    scalars: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+
+
+def scalar_tensor(value: Any) -> torch.Tensor:
+    """A number as compiled code takes one that is dynamic."""
+    return torch.scalar_tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
+
+
+def unchecked(run: Callable[..., Any], *inputs: Any) -> Unchecked | None:
+    """What runs inside a compiled graph for such inputs; None for one that does more than that."""
+    bound = getattr(getattr(run, "__self__", run), "unchecked", None)
+    return None if bound is None else bound(*inputs)
+
+
 @runtime_checkable
 class PersistentCompiler(Protocol):
     """A `GraphCompiler` that can serialize its graphs, and load what an earlier process compiled of them."""

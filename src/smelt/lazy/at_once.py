@@ -12,7 +12,7 @@ from smelt.dispatch import tensors
 from smelt.dispatch.real_call import RealCall
 from smelt.dispatch.signatures import Signature, signature
 from smelt.dispatch.tensors import Layout, layout_of, memory_of
-from smelt.lazy.memory import Memory, layout_of_real
+from smelt.lazy.memory import Memory, layout_of_real, view_of
 from smelt.lazy.recorder import Recorder
 from smelt.lazy.runs import Runs
 from smelt.lazy.timeline import Timeline
@@ -38,7 +38,7 @@ class AtOnce:
             raise memory.lost
         self._stand_up(memory)
         with torch._C._InferenceMode(False), torch.no_grad():
-            view = memory.view(layout_of(tensor))
+            view = view_of(memory, layout_of(tensor))
             if tensor.is_conj():
                 view = view.conj()
             return view._neg_view() if tensor.is_neg() else view
@@ -53,7 +53,7 @@ class AtOnce:
     def is_free(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is all of its memory, which nobody has written or read."""
         memory: Memory = memory_of(tensor)
-        fresh = memory.is_empty and memory.serial != self._recorder.now.serial and memory.lost is None
+        fresh = memory.real is None and memory.serial != self._recorder.now.serial and memory.lost is None
         return fresh and layout_of(tensor) == memory.layout
 
     def fill(self, tensor: torch.Tensor, real: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ from smelt.dispatch import tensors
 from smelt.dispatch.signatures import Signature, signature
 from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.lazy import lines
-from smelt.lazy.memory import Memory
+from smelt.lazy.memory import Memory, view_of
 from smelt.lazy.trials import Trial
 from smelt.meta.devices import tensors_in
 from smelt.meta.replaced_operators import replaced_operators
@@ -398,7 +398,7 @@ class Shadows:
         with torch._C._InferenceMode(False), torch.no_grad():
             mine = torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, shape, stride)
             if memory.real is not None:
-                mine.copy_(memory.view(layout_of(shadow.whole)))
+                mine.copy_(view_of(memory, layout_of(shadow.whole)))
         self._results.discard(shadow)
         del storage.smelt_shadow
 

@@ -29,7 +29,7 @@ class Composites:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._known: dict[Any, fx.Graph | None] = {}
+        self._known: dict[Any, Calls | None] = {}
 
     def register(self) -> list[Any]:
         """Register the decompositions. They end when the returned registrations die."""
@@ -42,23 +42,31 @@ class Composites:
 
     def _kernel(self, operator: torch._ops.OpOverload) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            graph = self._graph(operator, args, kwargs)
-            if graph is None:
-                return operator._op_dk(_COMPOSITE, *args, **kwargs)
-            return self._called(graph, _tensors((*args, *kwargs.values())))
+            values = (*args, *kwargs.values())
+            tensors = _tensors(values)
+            calls = self._calls(operator, args, kwargs, values, tensors)
+            return operator._op_dk(_COMPOSITE, *args, **kwargs) if calls is None else calls(tensors)
 
         return kernel
 
-    def _graph(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _calls(
+        self,
+        operator: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: tuple[Any, ...],
+        tensors: list[torch.Tensor],
+    ) -> "Calls | None":
         """What a call consists of on the real device; None if it cannot be asked for."""
-        values = (*args, *kwargs.values())
-        if not all(map(self._recorder.is_ours, _tensors(values))):
+        device = self._recorder.device_type
+        if any(tensor.device.type != device for tensor in tensors):
             return None
         key = (operator, tuple(map(_kind, values)), tuple(kwargs), torch.is_grad_enabled(), _settings())
         if key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = self._traced(operator, args, kwargs)
+            graph = self._traced(operator, args, kwargs)
+            self._known[key] = None if graph is None else Calls(graph, self._recorder)
         return self._known[key]
 
     def _traced(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -81,21 +89,49 @@ class Composites:
         real = self._recorder.real_device
         return TensorSpec(spec.shape, spec.stride, spec.dtype, real, spec.offset, requires_grad=spec.requires_grad)
 
-    def _called(self, graph: fx.Graph, tensors: list[torch.Tensor]) -> Any:
-        values: dict[fx.Node, Any] = {}
-        inputs = iter(tensors)
+
+class Calls:
+    """The operators of a graph, called on lazy tensors. Values are numbered: tensors given first, then each result."""
+
+    def __init__(self, graph: fx.Graph, recorder: Recorder) -> None:
+        numbers: dict[fx.Node, int] = {}
+        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[Any, ...]]] = []
         for node in graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(inputs)
-                continue
-            args = fx.map_arg(node.args, values.__getitem__)
             if node.op == "output":
-                return args[0][0]
-            kwargs = dict(fx.map_arg(node.kwargs, values.__getitem__))
-            if kwargs.get("device") == self._recorder.real_device:
-                kwargs["device"] = self._recorder.device
-            values[node] = node.target(*args, **kwargs)
-        raise AssertionError("a graph without an output")
+                self._result = numbers[node.args[0][0]]
+                continue
+            if node.op != "placeholder":
+                kwargs = dict(node.kwargs)
+                if kwargs.get("device") == recorder.real_device:
+                    kwargs["device"] = recorder.device
+                held = [(key, value) for key, value in (*enumerate(node.args), *kwargs.items()) if _has_node(value)]
+                self._steps.append((node.target, node.args, kwargs, tuple(held)))
+            numbers[node] = len(numbers)
+        self._numbers = numbers
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        values: list[Any] = list(tensors)
+        for target, args, kwargs, held in self._steps:
+            positional, named = list(args), dict(kwargs)
+            for key, value in held:
+                resolved = self._resolved(value, values)
+                if type(key) is int:
+                    positional[key] = resolved
+                else:
+                    named[key] = resolved
+            values.append(target(*positional, **named))
+        return values[self._result]
+
+    def _resolved(self, value: Any, values: list[Any]) -> Any:
+        if isinstance(value, fx.Node):
+            return values[self._numbers[value]]
+        return fx.map_arg(value, lambda node: values[self._numbers[node]])
+
+
+def _has_node(value: Any) -> bool:
+    nodes: list[fx.Node] = []
+    fx.map_arg(value, nodes.append)
+    return bool(nodes)
 
 
 def _settings() -> Any:

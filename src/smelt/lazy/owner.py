@@ -16,11 +16,14 @@ from smelt.device.host_library import HOST
 from smelt.dispatch.operators import overload_of
 from smelt.dispatch.owner import DeviceOwner
 from smelt.dispatch.signatures import recorded_operator, signature
-from smelt.dispatch.tensors import layout_of
+from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
 from smelt.lazy.lines import Line
+from smelt.lazy.memory import Memory
+from smelt.lazy.paths.constants import constant_at
+from smelt.lazy.paths.programs import exact
 from smelt.lazy.real_device import CudaDevice, RealDevice
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
@@ -45,10 +48,10 @@ class LazyOwner(DeviceOwner):
         self.real = real
         self.recorder = Recorder(name, real.device)
         self.recorder.most_bytes = MOST_BYTES
-        self.runs = Runs(self.recorder, real, compiler, self.timeline)
+        self.blocks: list[Any] = []  # the `Shadows` of those that record
+        self.runs = Runs(self.recorder, real, compiler, self.timeline, self.blocks)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
         self.read = self.at_once.real
-        self.blocks: list[Any] = []  # the `Shadows` of those that record
         self.open_blocks: list[Any] = []  # those that are entered
         self._trials: dict[Line | None, tuple[Trial, Trial]] = {}  # of a block, and of steps of the loop in it
         self.answers |= {
@@ -92,8 +95,10 @@ class LazyOwner(DeviceOwner):
         """An operator by name, and how it is recorded; None for one that is not simply recorded."""
         operator = overload_of(name)
         known = signature(operator)
-        is_simple = operator not in self.answers and not known.is_random and known.returns_tensors
-        return operator, recorded_operator(operator) if is_simple else None
+        if operator in self.answers or not known.returns_tensors:
+            return operator, None
+        recorded = recorded_operator(operator)
+        return operator, None if known.is_random and not recorded.has_zero else recorded
 
     def declined(
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
@@ -185,6 +190,19 @@ class LazyOwner(DeviceOwner):
             signature(aten.resize_.default), (tensor, size), {"memory_format": memory_format}, "a tensor is resized"
         )
         return resized
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        recorder = self.recorder
+        memory: Memory = memory_of(tensor)
+        value = memory.find(layout_of(tensor)) if memory.serial == recorder.now.serial else None
+        constant = None if value is None else constant_at(recorder.now.step, value)
+        if constant is None or tensor.is_conj() or tensor.is_neg():
+            return super()._item(tensor)
+        numbers = tuple([exact(recorder.now.numbers[place]) for place in constant.places])
+        if constant.numbers != numbers:
+            constant.result = super()._item(tensor)
+            constant.numbers = numbers
+        return constant.result
 
     def _zeros(self, size: Any, **options: Any) -> Any:
         """PyTorch's zeros of forward gradients have no memory: what runs later cannot read them."""

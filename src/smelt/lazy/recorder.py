@@ -122,7 +122,7 @@ class Recorder(_native.LazyRecorder):
         if memory.lost is not None:
             raise memory.lost
         now = self.now
-        if memory.is_empty:
+        if memory.real is None:
             shape, stride, _, dtype = memory.layout
             step = self._follow(
                 (aten.empty_strided.default, memory.layout),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from smelt import _native
 from smelt.base.errors import ChipFailed
@@ -22,8 +23,8 @@ from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
 from smelt.lazy.interruptions import uninterrupted
 from smelt.lazy.loops import Loops
-from smelt.lazy.memory import Memory
-from smelt.lazy.paths.programs import PathProgram, Programs, Variant
+from smelt.lazy.memory import Memory, adopted
+from smelt.lazy.paths.programs import Launch, PathProgram, Programs, Variant
 from smelt.lazy.paths.replay import Failed
 from smelt.lazy.real_device import RealDevice
 from smelt.lazy.recorder import Recorder
@@ -32,14 +33,23 @@ from smelt.lazy.timeline import LazyRun, Timeline
 
 Alive = Sequence[tuple[int, Memory]]
 
-_BY_OPERATORS = Variant({}, (), None)
+_BY_OPERATORS = Variant({}, {}, None)
 
 
 class Runs:
-    """Turns recordings into numbers. `background`: programs are compiled while others run."""
+    """Turns recordings into numbers. `background`: programs are compiled while others run. `shadows`: of blocks that
+    record; memory of the program takes part as long as there are any."""
 
-    def __init__(self, recorder: Recorder, real: RealDevice, compiler: GraphCompiler, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        real: RealDevice,
+        compiler: GraphCompiler,
+        timeline: Timeline,
+        shadows: Sequence[Any],
+    ) -> None:
         self._recorder = recorder
+        self._shadows = shadows
         self._timeline = timeline
         self._root = recorder.root
         self.programs = Programs(compiler, real)
@@ -62,6 +72,8 @@ class Runs:
         now = self._recorder.now
         if now.step is self._recorder.root:
             return
+        if recurs and now.step.launch is not None and self._runs_as_before(now, reason):
+            return
         alive: list[tuple[int, Memory]] = now.alive()
         live = tuple(value for value, _ in alive)
         if not live and not _writes(now.step.path()):
@@ -75,6 +87,9 @@ class Runs:
         variant, is_new = program.variant(now.numbers, self.programs, self.waits) if recurs else (_BY_OPERATORS, False)
         if variant is not None:
             self.programs.prepare(program, variant, now.numbers)
+        launch: Launch | None = None
+        if variant is not None and not is_new and not self._shadows:
+            launch = program.launch(variant, now.inputs, now.numbers)
         with (
             uninterrupted(),
             torch._C._DisableTorchDispatch(),
@@ -83,28 +98,53 @@ class Runs:
             torch.no_grad(),
         ):
             self._run(program, variant, now, alive)
-        how = _how(variant, is_new)
-        took = (time.perf_counter() - started) * 1000
+        now.step.launch = launch
         if variant is not None and is_new:
             variant.kernels = counters["kernels"] - kernels
-        kernel_count = 0 if variant is None else variant.kernels
-        line = str(lines.here() or "an unknown line")
-        shape = (now.count, len(now.inputs), len(alive))
-        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, kernel_count, took, started))
+        self._note(reason, now, len(alive), _how(variant, is_new), variant, started)
+
+    def _note(
+        self, reason: str, now: _native.Recording, outputs: int, how: str, variant: Variant | None, started: float
+    ) -> None:
+        took = (time.perf_counter() - started) * 1000
+        kernels = 0 if variant is None else variant.kernels
+        shape = (now.count, len(now.inputs), outputs)
+        number = self._timeline.count + 1
+        self._timeline.add(LazyRun(number, reason, lines.here(), *shape, how, kernels, took, started))
+
+    def _runs_as_before(self, now: _native.Recording, reason: str) -> bool:
+        """Run a recording whose path ran before with the same values alive, by what is known of that. False if
+        anything is otherwise: nothing has run then."""
+        if self._shadows or not _is_plain():
+            return False
+        started = time.perf_counter()
+        launch, variant = now.step.launch
+        try:
+            with uninterrupted():
+                if not _native.unrecorded(launch.run, now):
+                    return False
+        except Exception:  # nothing was written: the operator that raises is found the other way
+            return False
+        except BaseException as error:
+            _lose(now.alive(), error)
+            self._recorder.begin()
+            raise
+        self._recorder.begin()
+        counters["lazy_repeats"] += 1
+        self._note(reason, now, launch.outputs, "cached", variant, started)
+        return True
 
     def _run(self, program: PathProgram, variant: Variant | None, now: _native.Recording, alive: Alive) -> None:
         inputs: list[Any] = [memory.real for memory in now.inputs]
         try:
             results = self._results(program, variant, inputs, now.numbers)
             for (_, memory), real in zip(alive, results, strict=True):
-                memory.real = _adopted(real, memory)
+                memory.real = adopted(real, memory)
         except Failed as failed:
             _keep_what_is(failed, alive)
             raise _named(failed) from None
         except BaseException as error:  # whatever it is, this must not run a second time
-            for _, memory in alive:
-                if memory.real is None:
-                    memory.lost = RuntimeError(f"this value was not computed: {type(error).__name__}: {error}")
+            _lose(alive, error)
             raise
         finally:
             self._recorder.begin()
@@ -122,6 +162,26 @@ class Runs:
             return program.replayed(inputs, numbers)
 
 
+def _is_plain() -> bool:
+    """Whether nothing of PyTorch's is on that looks at operators or changes them."""
+    c = torch._C
+    return not (
+        c._is_any_autocast_enabled()
+        or c._are_functorch_transforms_active()
+        or c._len_torch_dispatch_stack()
+        or c._autograd._profiler_enabled()
+        or torch.is_inference_mode_enabled()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _lose(alive: Alive, error: BaseException) -> None:
+    """The results of a run that was ended by an error will not be there."""
+    for _, memory in alive:
+        if memory.real is None:
+            memory.lost = RuntimeError(f"this value was not computed: {type(error).__name__}: {error}")
+
+
 def _how(variant: Variant | None, is_new: bool) -> str:
     if variant is None:
         return "meanwhile"
@@ -133,25 +193,10 @@ def _writes(path: Sequence[Step]) -> bool:
     return any(step.operator is not None and step.operator._schema.is_mutable for step in path)
 
 
-def _adopted(real: Any, memory: Memory) -> torch.Tensor:
-    """A result with the layout that was told to the program when it was recorded."""
-    shape, stride, _, dtype = memory.layout
-    tensor: torch.Tensor = real
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise RuntimeError(f"a result is {tensor.dtype} {tuple(tensor.shape)}, recorded as {dtype} {tuple(shape)}")
-    if tensor.storage_offset():  # recorded views count from the beginning of their memory
-        tensor = tensor.clone()
-    if tensor.stride() == stride:
-        return tensor
-    if all(one == other or size < 2 for one, other, size in zip(tensor.stride(), stride, shape, strict=True)):
-        return tensor.as_strided(shape, stride)
-    return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)
-
-
 def _keep_what_is(failed: Failed, alive: Sequence[tuple[int, Memory]]) -> None:
     for value, memory in alive:
         if value in failed.values:
-            memory.real = _adopted(failed.values[value], memory)
+            memory.real = adopted(failed.values[value], memory)
         else:
             memory.lost = RuntimeError(
                 f"this value was not computed: {failed.step.operator}, recorded at {failed.step.line}, raised "

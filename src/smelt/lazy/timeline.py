@@ -4,6 +4,7 @@ from collections import Counter, deque
 
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
+from smelt.lazy.lines import Line
 
 KEPT = 1000
 """How many runs are remembered."""
@@ -15,7 +16,7 @@ class LazyRun:
 
     number: int
     reason: str
-    line: str
+    where: Line | None
     operators: int
     inputs: int
     outputs: int
@@ -23,6 +24,11 @@ class LazyRun:
     kernels: int  # of its program
     milliseconds: float
     started: float  # seconds, by the clock of `time.perf_counter`
+
+    @property
+    def line(self) -> str:
+        """The line of the program that needed it."""
+        return str(self.where or "an unknown line")
 
     def __str__(self) -> str:
         size = f"{self.operators} operators, {self.inputs} inputs, {self.outputs} outputs"

@@ -6,7 +6,6 @@
 Guards compare the set with the one at capture, so compiled code is used again once a registration ends.
 """
 
-from collections.abc import Set
 from functools import cache, lru_cache
 from typing import Any
 
@@ -34,9 +33,24 @@ _MEMORY_ONLY = frozenset((
 ))  # fmt: skip
 
 
-def _read(registrations: Set[str]) -> frozenset[str]:
+_seen: set[str] = set()  # registrations that existed at some time
+
+
+def _read(registrations: set[str]) -> frozenset[str]:
     of_aten = [name for name in registrations if name.startswith("aten/") and name not in _OF_PYTORCH_AND_SMELT]
-    return frozenset(name for name in of_aten if name.rpartition("/")[2] in _KEYS)
+    _seen.update(name for name in of_aten if name.rpartition("/")[2] in _KEYS)
+    replaced = frozenset(filter(_is_registered, _seen))
+    registrations |= replaced  # so that their end is noticed, too
+    return replaced
+
+
+def _is_registered(registration: str) -> bool:
+    """Whether the dispatcher has the kernel. PyTorch's set is not exact: a library that is freed after `_destroy()`
+    removes what another one has registered since."""
+    _, operator, key = registration.split("/")
+    listed = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
+    heads = (f"{key or 'CompositeImplicitAutograd'}: ", f"{key or 'CompositeImplicitAutograd'}[alias]: ")
+    return any(line.startswith(heads) and ".py:" in line for line in listed)
 
 
 _native.watch_operators(torch.library._impls, _read)

@@ -63,6 +63,7 @@ class Compilation:
         self.options, self.looked_up, self.join = options, looked_up, join
         self.budget, self.arenas = RewriteBudget(options.max_rewrites), arenas or Arenas()
         self.check_specs = options.check_specs or config.check_specs
+        self._why_eager: set[str] = set()
 
     def compile(self, traced: Traced) -> Flat:
         return SizedGraph(traced, self).__call__ if is_sized(traced) else self.compile_static(traced)
@@ -190,7 +191,9 @@ class Compilation:
                 raise LibraryError(name, {"all of it": f"falls back to eager: {refused.reason}"}) from refused
             if not self.options.fallback:
                 raise
-            events.fell_back("a graph", refused.reason)
+            if refused.reason not in self._why_eager:  # else it was said for other sizes
+                self._why_eager.add(refused.reason)
+                events.fell_back("a graph", refused.reason)
             return None
 
     def _functional(self, traced: Traced, name: str) -> Pure | ForwardBackward:

@@ -46,20 +46,21 @@ class FakeGpu:
         self.folder = folder
         build_driver(folder, "libcuda.so.1")
         parts = [part for part in artifact._parts if part.code.target.warp_size > 1]
-        self._kernels(parts[0].machine)
+        for number, part in enumerate(parts[: len(artifact.entries)], 1):
+            self._kernels(part.machine, f"kernels.so{'' if number == 1 else number}")
 
-    def _kernels(self, machine: Machine) -> None:
+    def _kernels(self, machine: Machine, file: str) -> None:
         kernels = list(kernel_places(machine).values())
         written = write_grids(kernels, _target(), unaligned_kernels(machine))
         (code,) = object_codes([print_module(written.modules[0])], _target())
         (self.folder / "kernels.o").write_bytes(code)
         lines = ["void (*fake_barrier)(void);", "void smelt_simt_barrier(void) { fake_barrier(); }"]
-        counts = {}
+        counts: dict[str, int] = {}
         for kernel, entry in zip(kernels, written.entries, strict=True):
             counts |= {grid.name: len(kernel.parameters) for grid in entry.grids}
         lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
         (self.folder / "counts.c").write_text("\n".join(lines) + "\n")
-        build(str(self.folder / "counts.c"), self.folder, str(self.folder / "kernels.o"), name="kernels.so")
+        build(str(self.folder / "counts.c"), self.folder, str(self.folder / "kernels.o"), name=file)
 
     def install_library(self) -> None:
         build("tests/deploy/gpu/fake_cublaslt.c", self.folder, name="libcublasLt.so.12")

@@ -14,6 +14,7 @@ from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
 from tests.deploy.gpu.real_gpu import RealGpu
 from tests.deploy.models import MODELS
 from tests.deploy.programs import built
+from tests.deploy.test_entry_points import Box
 from tests.deploy.test_models import _converted, _first, assert_accurate
 from tests.targets import none_by_default
 
@@ -69,6 +70,17 @@ def test_memory_of_the_gpu_and_threads(kind: Gpu, tmp_path: Path) -> None:
     path = artifact.save(tmp_path / "model.smelt")
     gpu = kind(artifact, tmp_path)
     assert gpu.run(built("tests/deploy/gpu/device_memory.c", tmp_path), path) == "same\n"
+    assert gpu.nothing_left()
+
+
+def test_entry_points_share_state_and_weights_on_the_gpu(kind: Gpu, tmp_path: Path) -> None:
+    box = Box()
+    entries = {"put": smelt.Entry(box.put, (torch.tensor(2.0),)), "get": smelt.Entry(box.get)}
+    artifact = smelt.export_entries(entries, name="box", targets=(CHIP,))
+    path = artifact.save(tmp_path / "box.smelt")
+    gpu = kind(artifact, tmp_path)
+    shown = gpu.run(built("tests/deploy/entry_points.c", tmp_path), path, 3, 5)
+    assert shown.splitlines() == ["box: 2 entry points, put takes number", "4, of input 3"]
     assert gpu.nothing_left()
 
 

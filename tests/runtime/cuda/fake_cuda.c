@@ -12,7 +12,8 @@
      is enqueued runs when somebody waits for its stream, not before. A pointer that a kernel is given must be in memory
      that was allocated. What is left when the process ends is written to a file.
 
-     SMELT_FAKE_KERNELS    the shared library with a function for each grid
+     SMELT_FAKE_KERNELS    the shared library with a function for each grid; of the second module that is loaded, the one
+                           with "2" behind its name, if there is one, and so on
      SMELT_FAKE_REPORT     where counts of calls, and of what was not given back, are written at the end
      SMELT_FAKE_FAIL       "cuLaunchKernel 3 700": the call after three others fails with this number
      SMELT_FAKE_CAPABILITY 80 unless it is said */
@@ -346,6 +347,17 @@ check_ptx(const char *text, const char *name, const Link *link)
     return INVALID_PTX;
 }
 
+/* The kernels of the module that is loaded next. */
+static void *
+open_kernels(const char *path)
+{
+    static int modules;
+    char own[4096];
+    snprintf(own, sizeof own, "%s%d", path, ++modules);
+    void *kernels = modules > 1 ? dlopen(own, RTLD_NOW | RTLD_LOCAL) : NULL;
+    return kernels ? kernels : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 int
 cuModuleLoadDataEx(Module **module, const void *image, unsigned count, int *options, void **values)
 {
@@ -361,7 +373,7 @@ cuModuleLoadDataEx(Module **module, const void *image, unsigned count, int *opti
     if (check_ptx(text, "module", &link)) {
         return INVALID_PTX;
     }
-    void *kernels = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *kernels = path ? open_kernels(path) : NULL;
     void (**waiting)(void) = kernels ? dlsym(kernels, "fake_barrier") : NULL;
     if (path && waiting == NULL) {
         fprintf(stderr, "no kernels: %s\n", dlerror());

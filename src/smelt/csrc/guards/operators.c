@@ -1,12 +1,32 @@
 /* Which of PyTorch's operators the program has replaced, as `torch.library` notes it in a set of registrations.
 
-   Python reads the set again when it has changed. Additions and removals both show in its fields: a removed entry stays
-   in the table as a dummy until the table is made anew. */
+   Python reads the set again when it has changed, which its fields say: an addition uses a place, a removal leaves a
+   dummy there. As an addition may take a dummy's place, the set is made anew before it is read: then it has none. */
 #include "guards/guards.h"
 
 static PyObject *registrations, *read_replaced, *replaced; /* a set, a function of it, and its last answer */
 static Py_ssize_t known_fill, known_used;
 static const setentry *known_table;
+
+/* Removes the dummies of the set; nothing but strings is in it, so no other code runs. 0, or -1 with an exception. */
+static int
+without_dummies(PyObject *set)
+{
+    if (((PySetObject *)set)->fill == ((PySetObject *)set)->used) {
+        return 0;
+    }
+    PyObject *items = PySequence_List(set);
+    if (items == NULL || PySet_Clear(set) < 0) {
+        Py_XDECREF(items);
+        return -1;
+    }
+    int status = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        status |= PySet_Add(set, PyList_GET_ITEM(items, i));
+    }
+    Py_DECREF(items);
+    return status;
+}
 
 /* Borrowed; NULL with an exception. */
 static PyObject *
@@ -19,6 +39,9 @@ now_replaced(void)
     }
     if (set->fill == known_fill && set->used == known_used && set->table == known_table) {
         return replaced;
+    }
+    if (without_dummies(registrations) < 0) {
+        return NULL;
     }
     const Py_ssize_t fill = set->fill, used = set->used;
     const setentry *table = set->table; /* before it is read: another thread may change it meanwhile */

@@ -108,6 +108,24 @@ record_locked(LazyKernel *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
+/* Whether the owner has to see a call: it says for which device, or draws random numbers. */
+static bool
+is_for_owner(const LazyKernel *self, PyObject *args, PyObject *kwargs)
+{
+    const RecordedOperator *recorded = self->recorded;
+    if (recorded == NULL || (kwargs && PyDict_Contains(kwargs, device_name))) {
+        return true;
+    }
+    if (recorded->zero == NULL) {
+        return false;
+    }
+    bool is_there = recorded->zero_position < PyTuple_GET_SIZE(args);
+    PyObject *chance = is_there ? PyTuple_GET_ITEM(args, recorded->zero_position)
+                       : kwargs ? PyDict_GetItem(kwargs, recorded->zero)
+                                : NULL;
+    return chance && !(PyFloat_CheckExact(chance) && PyFloat_AS_DOUBLE(chance) == 0.0);
+}
+
 static PyObject *
 kernel_call(LazyKernel *self, PyObject *args, PyObject *kwargs)
 {
@@ -117,7 +135,7 @@ kernel_call(LazyKernel *self, PyObject *args, PyObject *kwargs)
     if (kwargs && PyDict_GET_SIZE(kwargs) == 0) {
         kwargs = NULL;
     }
-    if (self->recorded == NULL || (kwargs && PyDict_Contains(kwargs, device_name))) {
+    if (is_for_owner(self, args, kwargs)) {
         return ask_owner(self, "call", args, kwargs, NULL);
     }
     if (recording_lock_acquire(self->recorder->lock) < 0) {

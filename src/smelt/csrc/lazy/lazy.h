@@ -61,7 +61,7 @@ typedef struct {
 /* One recorded call or input: see lazy/steps.py. */
 typedef struct Step {
     PyObject_HEAD
-    PyObject *before, *operator, *args, *kwargs, *results, *form, *layout, *line, *programs, *after;
+    PyObject *before, *operator, *args, *kwargs, *results, *form, *layout, *line, *programs, *launch, *constants, *after;
     int64_t first_value, values, numbers;
     PyObject *last_key; /* of the step that followed the last time, */
     struct Step *last;  /* and the step; NULL: none yet */
@@ -77,6 +77,8 @@ typedef struct {
     PyObject *known; /* its Signature */
     PyObject *names, *kinds;
     bool writes, is_view;
+    PyObject *zero;           /* the argument that must be 0.0, else it draws random numbers; NULL: none, */
+    Py_ssize_t zero_position; /* and its position */
 } RecordedOperator;
 
 /* A lock that its thread may take again, and that C takes without a call. */
@@ -101,7 +103,7 @@ typedef struct {
 } LazyRecorder;
 
 extern PyTypeObject StridedLayoutType, LazyMemoryType, RecordingType, StepType, RecordedOperatorType, LazyRecorderType,
-    LazyKernelType, RecordingLockType;
+    LazyKernelType, LazyLaunchType, RecordingLockType;
 
 /* All return a new reference, or NULL with an exception, unless they say otherwise. */
 StridedLayout *strided_layout(PyObject *parts);

@@ -168,26 +168,9 @@ memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int
-memory_traverse(LazyMemory *self, visitproc visit, void *arg)
-{
-    Py_VISIT(self->real);
-    Py_VISIT(self->lost);
-    return 0;
-}
-
-static int
-memory_clear(LazyMemory *self)
-{
-    Py_CLEAR(self->real);
-    Py_CLEAR(self->lost);
-    return 0;
-}
-
 static void
 memory_dealloc(LazyMemory *self)
 {
-    PyObject_GC_UnTrack(self);
     device_memory_remove(&self->base);
     if (self->in) {
         self->in->living[self->place] = NULL;
@@ -197,7 +180,8 @@ memory_dealloc(LazyMemory *self)
         PyMem_Free(self->views);
     }
     Py_CLEAR(self->whole);
-    memory_clear(self);
+    Py_CLEAR(self->real);
+    Py_CLEAR(self->lost);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -280,17 +264,16 @@ static PyGetSetDef memory_properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+/* Not for the collector: what refers to a memory is a storage, which the collector cannot look into. */
 PyTypeObject LazyMemoryType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "smelt._native.LazyMemory",
     .tp_doc = PyDoc_STR("What is behind the storage of a lazy tensor."),
     .tp_basicsize = sizeof(LazyMemory),
     .tp_base = &DeviceMemoryType,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = memory_new,
     .tp_dealloc = (destructor)memory_dealloc,
-    .tp_traverse = (traverseproc)memory_traverse,
-    .tp_clear = (inquiry)memory_clear,
     .tp_methods = memory_methods,
     .tp_members = memory_members,
     .tp_getset = memory_properties,

@@ -21,15 +21,19 @@ recorder_init(void)
 static PyObject *
 operator_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *words[] = {"known", "names", "kinds", "writes", "is_view", NULL};
-    PyObject *known, *names, *kinds;
+    static char *words[] = {"known", "names", "kinds", "writes", "is_view", "zero", NULL};
+    PyObject *known, *names, *kinds, *zero = Py_None;
     int writes, is_view;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!pp:RecordedOperator", words, &known, &PyTuple_Type, &names,
-                                     &PyBytes_Type, &kinds, &writes, &is_view)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!pp|O:RecordedOperator", words, &known, &PyTuple_Type, &names,
+                                     &PyBytes_Type, &kinds, &writes, &is_view, &zero)) {
         return NULL;
     }
     if (PyTuple_GET_SIZE(names) != PyBytes_GET_SIZE(kinds)) {
         PyErr_SetString(PyExc_ValueError, "an operator has a kind for each name");
+        return NULL;
+    }
+    Py_ssize_t position = zero == Py_None ? -1 : PySequence_Index(names, zero);
+    if (position < 0 && zero != Py_None) {
         return NULL;
     }
     RecordedOperator *self = (RecordedOperator *)type->tp_alloc(type, 0);
@@ -38,6 +42,8 @@ operator_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->names = Py_NewRef(names);
         self->kinds = Py_NewRef(kinds);
         self->writes = writes, self->is_view = is_view;
+        self->zero = zero == Py_None ? NULL : Py_NewRef(zero);
+        self->zero_position = position;
     }
     return (PyObject *)self;
 }
@@ -47,6 +53,7 @@ operator_traverse(RecordedOperator *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->known);
     Py_VISIT(self->names);
+    Py_VISIT(self->zero);
     return 0;
 }
 
@@ -57,8 +64,20 @@ operator_dealloc(RecordedOperator *self)
     Py_CLEAR(self->known);
     Py_CLEAR(self->names);
     Py_CLEAR(self->kinds);
+    Py_CLEAR(self->zero);
     Py_TYPE(self)->tp_free(self);
 }
+
+static PyObject *
+has_zero(RecordedOperator *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->zero != NULL);
+}
+
+static PyGetSetDef operator_properties[] = {
+    {"has_zero", (getter)has_zero, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 PyTypeObject RecordedOperatorType = {
     PyVarObject_HEAD_INIT(NULL, 0)
@@ -69,6 +88,7 @@ PyTypeObject RecordedOperatorType = {
     .tp_new = operator_new,
     .tp_dealloc = (destructor)operator_dealloc,
     .tp_traverse = (traverseproc)operator_traverse,
+    .tp_getset = operator_properties,
 };
 
 /* --- keys ------------------------------------------------------------------------------------- */

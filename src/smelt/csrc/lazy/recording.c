@@ -312,7 +312,8 @@ static int
 step_traverse(Step *self, visitproc visit, void *arg)
 {
     PyObject *held[] = {self->before, self->operator, self->args,     self->kwargs, self->results,  self->form,
-                        self->layout, self->line,     self->programs, self->after,  self->last_key, (PyObject *)self->last};
+                        self->layout, self->line,     self->programs, self->launch, self->constants,
+                        self->after,  self->last_key, (PyObject *)self->last};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(held); i++) {
         Py_VISIT(held[i]);
     }
@@ -332,6 +333,8 @@ step_clear(Step *self)
     Py_CLEAR(self->layout);
     Py_CLEAR(self->line);
     Py_CLEAR(self->programs);
+    Py_CLEAR(self->launch);
+    Py_CLEAR(self->constants);
     Py_CLEAR(self->last_key);
     Py_CLEAR(self->last);
     Py_CLEAR(self->after);
@@ -356,6 +359,8 @@ static PyMemberDef step_members[] = {
     {"layout", T_OBJECT, offsetof(Step, layout), 0, NULL},
     {"line", T_OBJECT, offsetof(Step, line), 0, NULL},
     {"programs", T_OBJECT_EX, offsetof(Step, programs), 0, NULL},
+    {"launch", T_OBJECT, offsetof(Step, launch), 0, NULL},
+    {"constants", T_OBJECT, offsetof(Step, constants), 0, NULL},
     {"after", T_OBJECT_EX, offsetof(Step, after), READONLY, NULL},
     {"first_value", T_LONGLONG, offsetof(Step, first_value), READONLY, NULL},
     {"values", T_LONGLONG, offsetof(Step, values), 0, NULL},

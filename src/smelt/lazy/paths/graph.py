@@ -5,7 +5,7 @@ the whole memories that somebody can still see. Where sizes are symbols, those o
 sizes are computed from them."""
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,12 @@ def build(
     path: Sequence[Step],
     live: Sequence[int],
     numbers: Sequence[Any],
-    varying: Collection[int],
+    varying: Mapping[int, int],
     device: torch.device,
     sizes: SymbolicSizes | None = None,
 ) -> Traced:
-    """The graph of a path. Inputs are its tensors, numbers at the places `varying`, then sizes that are `given`."""
+    """The graph of a path. Inputs are its tensors, numbers at the places `varying`, one for all with the same
+    leader, then sizes that are `given`."""
     graph = fx.Graph()
     values: dict[int, fx.Node] = {}
     known = _Sizes(graph, sizes)
@@ -42,7 +43,9 @@ def build(
     for step, row in zip(path, rows, strict=True):
         if step.layout is not None:
             values[step.first_value] = known.placeholder(step.layout, row, len(values), device)
-    operands = {place: _number(graph, numbers[place], count) for count, place in enumerate(sorted(varying))}
+    leaders = sorted(set(varying.values()))
+    operands = {place: _number(graph, numbers[place], count) for count, place in enumerate(leaders)}
+    operands |= {place: operands[leader] for place, leader in varying.items()}
     known.add_given()
     wholes = _Wholes(graph)
 

@@ -9,15 +9,17 @@ taken for further sizes (`families`). Sizes of 0 and 1 behave unlike all others,
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base import events
 from smelt.base.errors import warn
 from smelt.dispatch.tensors import Layout
-from smelt.ir.graph import GraphCompiler, sized
+from smelt.ir.graph import GraphCompiler, scalar_tensor, sized, unchecked
+from smelt.lazy.memory import Memory, adopted
 from smelt.lazy.paths.compiling import Job, Worker
 from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.paths.graph import build
@@ -38,6 +40,8 @@ ROWS = 8
 """How many rows of sizes a family remembers."""
 
 Run = Callable[..., tuple[Any, ...]]
+
+_CONSTANT, _DYNAMIC = -1, -2  # as csrc/lazy/launch.c has them
 
 
 class Sites:
@@ -65,18 +69,19 @@ class Sites:
 
 class Variant:
     """The program for certain constants, with `sizes` in symbols; `run` is None where PyTorch runs the path, for this
-    reason."""
+    reason. Of numbers that vary together, `leaders` has the place of the first by the places of all."""
 
     def __init__(
         self,
         constants: dict[int, Any],
-        varying: tuple[int, ...],
+        leaders: dict[int, int],
         run: Run | None,
         sizes: SymbolicSizes | None = None,
         reason: str = "",
     ) -> None:
         self.constants = constants
-        self.varying = varying
+        self.leaders = leaders
+        self.varying = tuple(sorted(set(leaders.values())))
         self.run = run
         self.sized = None if run is None else sized(run)
         self.sizes = sizes
@@ -84,7 +89,42 @@ class Variant:
         self.kernels = 0  # of its program
 
     def fits(self, numbers: Sequence[Any]) -> bool:
-        return all(exact(numbers[place]) == value for place, value in self.constants.items())
+        return self.have_leaders(numbers) and all(
+            exact(numbers[place]) == value for place, value in self.constants.items()
+        )
+
+    def have_leaders(self, numbers: Sequence[Any]) -> bool:
+        """Whether numbers that were equal are so again."""
+        return all(
+            place == leader or exact(numbers[place]) == exact(numbers[leader]) for place, leader in self.leaders.items()
+        )
+
+    def launch(
+        self, row: Row, live: tuple[int, ...], inputs: Sequence[Any], numbers: Sequence[Any]
+    ) -> _native.LazyLaunch | None:
+        """The program as C runs it for numbers like these; None if it asks more of a call."""
+        if self.run is None or self.sizes is not None:
+            return None
+        program = unchecked(self.run, *inputs, *self.beside(row, numbers))
+        if program is None or any(type(numbers[place]) not in (int, float) for place in self.varying):
+            return None
+        first = len(inputs)
+        fixed = {self.varying[place - first] for place in program.fixed}
+        leaders = [self.leaders.get(place, _CONSTANT) for place in range(len(numbers))]
+        for place, leader in self.leaders.items():
+            if place == leader:
+                leaders[place] = _CONSTANT if place in fixed else _DYNAMIC
+        return _native.LazyLaunch(
+            call=program.call,
+            inputs=len(inputs),
+            numbers=tuple(numbers),
+            leaders=tuple(leaders),
+            scalars=tuple([self.varying[place - first] for place in program.scalars]),
+            live=live,
+            results=program.results,
+            scalar=scalar_tensor,
+            adopt=adopted,
+        )
 
     def beside(self, row: Row, numbers: Sequence[Any]) -> list[Any]:
         """Inputs of the program after the tensors."""
@@ -183,9 +223,10 @@ class Programs:
         if sizes is None:
             return None
         for known in family.symbolic:
-            varying |= set(known.varying)
+            varying |= set(known.leaders)
             varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
-        variant = self._compiled(program, numbers, varying, sizes)
+        together = all(known.have_leaders(numbers) for known in family.symbolic)
+        variant = self._compiled(program, numbers, varying, sizes, together)
         if variant.run is None:
             family.refused += 1
             return None
@@ -194,24 +235,31 @@ class Programs:
 
     def _static(self, program: "PathProgram", numbers: Sequence[Any], varying: set[int]) -> Variant:
         if program.family.static >= STATIC:
-            return Variant({}, (), None, None, f"it was compiled for {STATIC} combinations of sizes")
+            return Variant({}, {}, None, None, f"it was compiled for {STATIC} combinations of sizes")
         for known in program.variants:
             varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
-            varying |= set(known.varying)
+            varying |= set(known.leaders)
         if len(program.variants) >= VARIANTS:
             varying = set(range(len(numbers)))
-        variant = self._compiled(program, numbers, varying)
+        together = all(known.have_leaders(numbers) for known in program.variants)
+        variant = self._compiled(program, numbers, varying, None, together)
         program.family.static += not program.variants
         return variant
 
     def _compiled(
-        self, program: "PathProgram", numbers: Sequence[Any], varying: set[int], sizes: SymbolicSizes | None = None
+        self,
+        program: "PathProgram",
+        numbers: Sequence[Any],
+        varying: set[int],
+        sizes: SymbolicSizes | None,
+        together: bool,
     ) -> Variant:
+        """`together`: numbers that are equal now are one operand."""
         can_vary = {place for place, value in enumerate(numbers) if type(value) in (int, float)}
         run: Run | None = None
         reason = ""
         kernels = events.counters["kernels"]
-        for attempt in (varying & can_vary, set[int]()):
+        for attempt in (_leaders(varying & can_vary, numbers, together), dict[int, int]()):
             try:
                 traced = build(program.path, program.live, numbers, attempt, self._real.device, sizes)
                 run = self._compiler(traced)
@@ -221,7 +269,7 @@ class Programs:
                 break
         constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
         self.compiled += run is not None
-        variant = Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
+        variant = Variant(constants if run is not None else {}, attempt if run is not None else {}, run, sizes, reason)
         variant.kernels = events.counters["kernels"] - kernels
         return variant
 
@@ -237,12 +285,15 @@ class Programs:
         try:
             variant, compiled = job.wait()
         except Exception as error:
-            variant, compiled = Variant({}, (), None, None, f"{type(error).__name__}: {error}"), False
+            variant, compiled = Variant({}, {}, None, None, f"{type(error).__name__}: {error}"), False
         if variant.run is None:
             self.not_compiled[variant.reason] += 1
             if self.not_compiled[variant.reason] == 1:
                 warn(f"SM020: a recorded graph is not compiled and runs operator by operator: {variant.reason}")
         return variant, compiled
+
+
+Launch = tuple[_native.LazyLaunch, Variant]
 
 
 class PathProgram:
@@ -255,6 +306,7 @@ class PathProgram:
         self.family = family
         self.variants: list[Variant] = []
         self.examples = [_without_data(step.layout) for step in path if step.layout is not None]
+        self._launches: dict[Variant, Launch | None] = {}
         self._job: Job | None = None
 
     def variant(self, numbers: Sequence[Any], programs: Programs, wait: bool) -> tuple[Variant | None, bool]:
@@ -278,9 +330,26 @@ class PathProgram:
             return self.replayed(inputs, numbers)
         return variant.run(*inputs, *variant.beside(self.row, numbers))
 
+    def launch(self, variant: Variant, inputs: Sequence[Memory], numbers: Sequence[Any]) -> Launch | None:
+        """What runs the variant without looking for it; None if there is no such thing."""
+        if variant not in self._launches:
+            launch = variant.launch(self.row, self.live, [memory.real for memory in inputs], numbers)
+            self._launches[variant] = None if launch is None else (launch, variant)
+        return self._launches[variant]
+
     def replayed(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         values = replay(self.path, inputs, numbers, set(self.live))
         return [values[value] for value in self.live]
+
+
+def _leaders(varying: Collection[int], numbers: Sequence[Any], together: bool) -> dict[int, int]:
+    """For each place of a number that varies the first place with the same number: an optimizer has one rate for all
+    parameters."""
+    first: dict[Any, int] = {}
+    return {
+        place: first.setdefault((type(numbers[place]), exact(numbers[place])), place) if together else place
+        for place in sorted(varying)
+    }
 
 
 def _without_data(layout: Layout) -> torch.Tensor:

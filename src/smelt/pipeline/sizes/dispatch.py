@@ -8,6 +8,7 @@ is compiled for each combination, `LIMIT` of them; further ones fall back to eag
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,8 @@ from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.base import locks
 from smelt.base.errors import is_fault, warn
 from smelt.base.events import count, emit, timed
-from smelt.ir.graph import Traced, placeholders
+from smelt.ir.graph import Traced, Unchecked, placeholders, scalar_tensor, unchecked
+from smelt.ir.tensorspec import NumberSpec, spec_of
 from smelt.meta.fake_tensor import FakeTensorError
 from smelt.pipeline.sizes.open_graph import OpenGraph, SymbolValues, Values, number_at
 from smelt.pipeline.sizes.template import VERSIONS, Bound, Tracing, hold
@@ -83,9 +85,22 @@ class SizedGraph(OpenGraph):
         if run is self._eager_run:
             return run(*inputs)
         tensors = [each for place, each in enumerate(inputs) if place in self._inputs]
-        return run(*tensors, *[_as_tensor(node, values) for node in self._dynamic_scalars])
+        return run(*tensors, *[scalar_tensor(number_at(node, values)) for node in self._dynamic_scalars])
 
     __call__.checks_overlap = True  # type: ignore[attr-defined]  # each version does, where it mutates inputs
+
+    def unchecked(self, *inputs: Any) -> Unchecked | None:
+        """The version for such inputs, if the numbers it takes are inputs as they are."""
+        run = self._versions.get(self._key(self._values(inputs)))
+        inner = None if run is None or run is self._eager_run else unchecked(run)
+        places = {leaf: place for leaf, (place, _) in self._places.items() if place not in self._inputs}
+        leaves = [spec.what for node in self._dynamic_scalars if isinstance(spec := spec_of(node), NumberSpec)]
+        scalars = [each.symbol if isinstance(each, Expression) else each for each in leaves]
+        numbers = tuple([places[each] for each in scalars if each in places])
+        if inner is None or len(numbers) < len(self._dynamic_scalars):
+            return None
+        fixed = tuple([places[leaf] for leaf in self._fixed if leaf in places])
+        return replace(inner, scalars=numbers, fixed=fixed)
 
     def is_ready(self, *inputs: Any) -> bool:
         """Whether the version that a call with such inputs runs is there; they are asked for nothing but sizes."""
@@ -210,8 +225,3 @@ class SizedGraph(OpenGraph):
         self._why_static = reason
         count("sizes_refused")
         emit("sizes", f"a graph is compiled for each combination of sizes: {reason}")
-
-
-def _as_tensor(node: fx.Node, values: Values) -> torch.Tensor:
-    value = number_at(node, values)
-    return torch.scalar_tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)

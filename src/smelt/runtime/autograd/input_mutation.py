@@ -102,7 +102,7 @@ def write_back(plan: JointPlan, inputs: Sequence[torch.Tensor], new_values: Sequ
         ]
     written = tensors
     if any(value is not None for value in new_values):
-        _copy_back(plan, tensors, new_values)
+        copy_back(plan, tensors, new_values)
         written = [tensor for tensor, value in zip(tensors, new_values, strict=True) if value is None]
     bump_versions(written)
     if counted:
@@ -110,7 +110,7 @@ def write_back(plan: JointPlan, inputs: Sequence[torch.Tensor], new_values: Sequ
         torch._C._autograd._unsafe_set_version_counter(counters, versions)
 
 
-def _copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
+def copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """New values that alias an input are cloned first."""
     places = set(map(memory_of, tensors))
     safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]

@@ -23,18 +23,27 @@ from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult, warn
 from smelt.base.torch_originals import BASE
 from smelt.device import random_state
-from smelt.ir.call_contract import JointPlan, Replay
+from smelt.ir.call_contract import FromResult, JointPlan, Replay
+from smelt.ir.graph import Unchecked
 from smelt.runtime import preserved_state  # noqa: F401  (says what `_native` puts back)
 from smelt.runtime.autograd.alias_outputs import detach_views, finisher
 from smelt.runtime.autograd.differentiable import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.double_backward import needs_double_backward, track, unsaved_leaves
 from smelt.runtime.autograd.function_node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.autograd.hooks import skip_hooks_without_grad
-from smelt.runtime.autograd.input_mutation import bump_versions, clone_aliased, must_run_eager, with_copies, write_back
+from smelt.runtime.autograd.input_mutation import (
+    bump_versions,
+    clone_aliased,
+    copy_back,
+    must_run_eager,
+    with_copies,
+    write_back,
+)
 from smelt.runtime.autograd.layout_fit import without_autocast
 from smelt.runtime.autograd.output_dependencies import GradObservers, attach_dependencies
 from smelt.runtime.autograd.saved_tensors import save
 from smelt.runtime.autograd.split_nodes import apply_split, needs_split
+from smelt.runtime.overlap import overlap
 
 
 def join(
@@ -98,6 +107,27 @@ class _Forward:
             write_back(plan, inputs, values[plan.results : plan.forward_outputs])
         results = detach_views(values[: plan.results])
         return tuple(results) if self.finish is None else self.finish(inputs, results)
+
+    def unchecked(self, *_: Any) -> Unchecked | None:
+        """The forward alone, and new values of inputs."""
+        plan, forward = self.plan, self.forward
+        results = tuple([each.index for each in plan.outputs if each == FromResult(getattr(each, "index", -1))])
+        if len(results) < len(plan.outputs) or plan.mutated_with_grad or plan.must_own_memory or plan.random:
+            return None
+        if not plan.mutated_inputs:
+            return Unchecked(forward, results)
+        mutated, first, count = plan.mutated_inputs, plan.results, len(plan.mutated_inputs)
+
+        def call(*inputs: Any) -> Sequence[Any]:
+            if overlap(inputs, mutated):
+                raise ValueError("a mutated input overlaps another one")
+            values = forward(*inputs)
+            new_values = values[first : first + count]
+            if new_values.count(None) < count:
+                copy_back(plan, [inputs[index] for index in mutated], new_values)
+            return values
+
+        return Unchecked(call, results)
 
     def _values(self, inputs: Sequence[Any]) -> Sequence[Any]:
         autocast = torch._C._is_any_autocast_enabled()
@@ -191,6 +221,7 @@ def _fast_forward(state: _Forward) -> Flat:
         value = values[0]
         return (BASE.detach(value) if value._is_view() else value,)
 
+    call.unchecked = state.unchecked  # type: ignore[attr-defined]
     return call
 
 
