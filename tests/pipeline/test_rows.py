@@ -107,6 +107,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "transpose": (lambda x: x.t().contiguous() * 2, (image(1 << 16, 256, 256),)),
     "padding": (lambda x: F.pad(x, (3, 2)) + 1, (image(4000, 40, 100),)),
     "two lengths": (lambda x, y: (x.sin() * 2, y.sin() * 2), (image(1024, 1024), image(4096, 4096))),
+    "sums of one call": (lambda x: [part.sum(0) for part in torch.sort(x)], (image(4096, 64, 64),)),
     "one launch": (lambda x, y: (x.sin() * 2, y.sin() * 2), (image(1024, 1024), image(4096, 4096))),
 }
 TARGETS = {"one launch": "simt-host"}  # other than the host
