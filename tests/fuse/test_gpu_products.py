@@ -134,6 +134,14 @@ def test_other_attention_is_the_librarys(change: dict[int, tuple[int, ...]], why
     assert calls(program) == 1 and not weighing(program) and why in told
 
 
+@pytest.mark.parametrize(("keys", "own"), [(512, True), (2048, False)])
+def test_many_keys_without_a_mask_are_the_librarys(keys: int, own: bool) -> None:
+    cache = (1, 8, keys, 64)
+    program, told = compiled(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (1, 8, 1, 64), cache, cache)
+    assert bool(weighing(program)) is own and bool(calls(program)) is not own
+    assert own or "which the library does faster" in told
+
+
 @pytest.mark.parametrize("queries", [1, 2])
 def test_attention_by_grids_computes_what_eager_does(queries: int) -> None:
     torch.manual_seed(0)

@@ -99,7 +99,7 @@ _ON_GPUS: dict[str, dict[tuple[int, bool], tuple[int, ProductCosts]]] = {
         (1, True): (4, ProductCosts(12_300, 0.0, 5 / 2_500, 0.0, 1.0, least_saved=0, byte_after=0.001)),
         (2, True): (8, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
         (2, False): (1, ProductCosts(7_900, 0.0, 1 / 2_560, 0.0, 1.0, least_saved=0, byte_after=0.001)),
-        (4, True): (8, ProductCosts(8_800, 0.0, 1 / 2_360, 0.0, 1.0, least_saved=0, byte_after=0.001)),
+        (4, True): (4, ProductCosts(8_800, 0.0, 1 / 2_360, 0.0, 1.0, least_saved=0, byte_after=0.001)),
     },
 }
 

@@ -224,7 +224,12 @@ class ProductChoice:
         spec = results[0][1]
         if not is_measured(self._gpu(spec.device)):
             return "attends, for which nothing was measured on such a GPU"
-        return None if hint(spec.shape[2]) <= FEW_QUERIES else "attends with many queries"
+        if hint(spec.shape[2]) > FEW_QUERIES:
+            return "attends with many queries"
+        key = node.args[1]
+        assert isinstance(key, fx.Node)
+        is_long = node.target is GPU_FORWARD[0] and hint(tensor_spec(key).shape[2]) >= MANY_KEYS
+        return "attends to many keys without a mask, which the library does faster" if is_long else None
 
     def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
         """Cycles that the library takes for an attention, or why they are unknown."""
@@ -280,6 +285,7 @@ MOST_A_CYCLE = 32  # multiplications that any library does on a CPU
 CYCLES_TO_DEQUANTIZE = 5.0  # a weight that is written as a float and read again: measured 3 to 7 with AVX-512
 CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
+MANY_KEYS = 1024  # which flash attention goes through faster, measured on an H200: it has no masks
 FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
