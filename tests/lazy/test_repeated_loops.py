@@ -57,6 +57,29 @@ def test_a_training_loop_repeats() -> None:
     assert run.how == "cached" and "test_repeated_loops.py" in run.line
 
 
+def test_results_that_own_their_memory() -> None:
+    """Gradients that a program computes as parts of one result are copied."""
+
+    def make(device: str) -> Callable[[int], Any]:
+        w, v = (torch.randn(8, 8, dtype=torch.float64).to(device).requires_grad_() for _ in range(2))
+        x = torch.randn(5, 8, dtype=torch.float64).to(device)
+
+        def one_round(number: int) -> Any:
+            q = F.conv1d(x[None], torch.ones(8, 5, 1, dtype=torch.float64, device=device))
+            loss = (x @ w + x @ v).tanh().sum() * q.mean() + x.sum() * w.mean()
+            w.grad, v.grad = torch.autograd.grad(loss, [w, v])
+            smelt.lazy.step()
+            assert w.grad is not None and v.grad is not None
+            first = w.grad.clone()
+            w.grad.mul_(2)
+            smelt.lazy.step()
+            return [first, w.grad.clone(), v.grad.clone()]
+
+        return one_round
+
+    assert both(make) >= 4
+
+
 def test_a_rate_that_changes_every_round() -> None:
     def change(optimizer: Any, number: int) -> None:
         optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)

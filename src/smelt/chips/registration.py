@@ -154,9 +154,7 @@ def _offer(name: str, device: ChipDevice) -> None:
             recomputes=grids, joins_flags=True, passes_numbers=grids, group_buffers=GROUP_BUFFERS if grids else 0
         ),
         devices=(HOST.type,),
-        contraction_cycles=(
-            grid_contraction_cycles if grids else functools.partial(contraction_cycles_of, name=name)
-        ),
+        contraction_cycles=functools.partial(grid_contraction_cycles if grids else contraction_cycles_of, name=name),
         on_request=True,
     )
     registry.place(name, torch.device(name, 0), multiplies=offers(device.chip, "matmul"))

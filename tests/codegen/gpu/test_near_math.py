@@ -62,18 +62,42 @@ def test_functions_are_a_few_units_off(approximating: None, op: str) -> None:
     assert units_off(got, getattr(torch, op)(x.double())) <= 4.0
 
 
-@pytest.mark.parametrize("op", ["ndtr", "gelu_slope"])
-def test_shares_of_the_normal_distribution(approximating: None, op: str) -> None:
-    """Absolute errors: eager's have four and five units of 2^-25."""
-    special = torch.tensor([0.0, -0.0, 1e-30, -40.0, 40.0, 3e38, -3e38, math.nan])
-    x = torch.cat([torch.linspace(-14, 14, 40_000), special])
-    got = torch.empty_like(x)
-    OnHost(pointwise(op, "f32", len(x))).run([x, got], {})
+def normal_functions(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """In float64."""
     wide = x.double()
     share = torch.special.ndtr(wide)
-    want = share if op == "ndtr" else share + wide * torch.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
-    assert float((got.double() - want).abs().nan_to_num(0).max()) <= 9 * 2.0**-25
+    return {"ndtr": share, "gelu_slope": share + wide * torch.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)}
+
+
+NORMAL_POINTS = [0.0, -0.0, 1e-30, -40.0, 40.0, 3e38, -3e38, math.nan]
+
+
+@pytest.mark.parametrize("op", ["ndtr", "gelu_slope"])
+def test_shares_of_the_normal_distribution_in_float32_are_as_exact_as_eager(approximating: None, op: str) -> None:
+    x = torch.cat([torch.linspace(-14, 14, 40_000), torch.tensor(NORMAL_POINTS)])
+    got = torch.empty_like(x)
+    OnHost(pointwise(op, "f32", len(x))).run([x, got], {})
+    want = normal_functions(x)[op]
+    assert float((got.double() - want).abs().nan_to_num(0).max()) <= 6 * 2.0**-25
     assert torch.equal(got.isnan(), want.isnan())
+
+
+@pytest.mark.parametrize("op", ["ndtr", "gelu_slope"])
+def test_shares_of_the_normal_distribution_in_16_bits(approximating: None, op: str) -> None:
+    """The sum of the rounding to bfloat16 and eight units of 2^-25."""
+    x = torch.cat([torch.linspace(-14, 14, 40_000), torch.tensor(NORMAL_POINTS)]).bfloat16()
+    got = torch.empty_like(x)
+    OnHost(pointwise(op, "bf16", len(x))).run([x, got], {})
+    want = normal_functions(x)[op]
+    limit = want.abs() * 2.0**-8 + 9 * 2.0**-25
+    assert bool(((got.double() - want).abs() <= limit)[~want.isnan()].all())
+    assert torch.equal(got.isnan(), want.isnan())
+
+
+def test_functions_of_the_normal_distribution_divide_by_an_instruction_in_16_bits_alone() -> None:
+    for op in ("ndtr", "gelu_slope"):
+        assert "rcp.approx" in ptx_of({"k": pointwise(op, "bf16")})
+        assert "rcp.approx" not in ptx_of({"k": pointwise(op, "f32")})
 
 
 def test_what_a_gpu_is_given() -> None:

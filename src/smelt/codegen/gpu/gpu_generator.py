@@ -17,7 +17,7 @@ from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launch_groups import emit_group
-from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.simt import Simt, has_wide_floats
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
@@ -91,6 +91,7 @@ class GpuGenerator(Generator):
                 places=dict(plan.places),
                 aligned=aligned,
             )
+            b.has_wide_floats = has_wide_floats(plan.kernel)
             phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)

@@ -15,7 +15,7 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import lowered
-from smelt.codegen.gpu.simt import WORKSPACE, Simt
+from smelt.codegen.gpu.simt import WORKSPACE, Simt, has_wide_floats
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
@@ -111,6 +111,7 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
         target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=points.threads, block=_OWN, parameters=names,
         aligned=aligned,
     )  # fmt: skip
+    b.has_wide_floats = has_wide_floats(body)
     points.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from smelt.codegen.loops.builder import Builder, element_bytes, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
+from smelt.ir.kernel import Kernel
 from smelt.ir.loops import (
     BITS,
     CLUSTER,
@@ -54,6 +55,11 @@ Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and 
 def both(b: Builder, one: Mask, other: Mask) -> Mask:
     """The threads of two masks."""
     return one if other is None else other if one is None else b.and_(one, other)
+
+
+def has_wide_floats(kernel: Kernel) -> bool:
+    """Whether the kernel reads or writes floats of more than 16 bits."""
+    return any(buffer.dtype.is_floating_point and buffer.dtype.itemsize > 2 for buffer in kernel.parameters)
 
 
 class Simt(Builder):

@@ -83,6 +83,7 @@ class Builder:
         self.target = target
         self.symbol = symbol
         self.sizes = sizes
+        self.has_wide_floats = True  # else floats in memory have 16 bits: functions may be off by more float32 units
         self.prologue: list[Node] = []  # loads of sizes, space on the stack
         self.body: list[Node] = []
         self.helpers = {} if helpers is None else helpers  # functions that it calls, once per module

@@ -112,9 +112,9 @@ class _Forward:
         """The forward alone, and new values of inputs."""
         plan, forward = self.plan, self.forward
         results = tuple([each.index for each in plan.outputs if each == FromResult(getattr(each, "index", -1))])
-        if len(results) < len(plan.outputs) or plan.mutated_with_grad or plan.must_own_memory or plan.random:
+        if len(results) < len(plan.outputs) or plan.mutated_with_grad or plan.random:
             return None
-        if not plan.mutated_inputs:
+        if not (plan.mutated_inputs or plan.must_own_memory):
             return Unchecked(forward, results)
         mutated, first, count = plan.mutated_inputs, plan.results, len(plan.mutated_inputs)
 
@@ -123,9 +123,10 @@ class _Forward:
                 raise ValueError("a mutated input overlaps another one")
             values = forward(*inputs)
             new_values = values[first : first + count]
+            owned = clone_aliased(values, plan.must_own_memory) if plan.must_own_memory else values
             if new_values.count(None) < count:
                 copy_back(plan, [inputs[index] for index in mutated], new_values)
-            return values
+            return owned
 
         return Unchecked(call, results)
 
