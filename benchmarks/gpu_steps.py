@@ -189,8 +189,10 @@ def _started(name: str, ways: Sequence[str], out: Path | None) -> "subprocess.Po
 
 
 def _lines(process: "subprocess.Popen[str]") -> Iterator[str]:
+    """The lines it prints. Whoever stops early leaves the file open, unlike with `yield from`."""
     assert process.stdout is not None
-    yield from process.stdout
+    for text in process.stdout:  # noqa: UP028
+        yield text
 
 
 def _ready(process: "subprocess.Popen[str]", end: float) -> bool:

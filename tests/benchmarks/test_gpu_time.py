@@ -1,6 +1,8 @@
 """The parts of a GPU step: every kernel is counted once, and bars are as long as their steps."""
 
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -59,6 +61,31 @@ def test_ratios_leave_out_what_failed() -> None:
     found = {"a": {"smelt": {"step": 2.0}, "eager": {"step": 3.0}}, "b": {"smelt": failed, "eager": {"step": 3.0}}}
     assert gpu_steps.ratios(found, "smelt", "eager") == {"a": 1.5}
     assert "failed: RuntimeError: no" in gpu_steps.line("b", "smelt", failed)
+
+
+_CHILD = """
+import json, sys
+print("a warning\\nready", flush=True)
+sys.stdin.readline()
+print("another warning")
+print(json.dumps({"eager": {"error": "", "step": 1.0, "host": 0.5, "busy": 0.9, "kernels": 3, "memory": 7.0,
+                            "first": 2.0, "off": 0.0}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("script", "found"), [(_CHILD, ["a", "b"]), ("print('no')", [])], ids=["measured", "failed"])
+def test_processes_are_measured_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, script: str, found: list[str]
+) -> None:
+    def started(*given: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", script]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(gpu_steps, "_started", started)
+    written: list[list[str]] = []
+    results = gpu_steps.run_all(["a", "b"], ["eager"], 2, None, lambda figures: written.append(list(figures)))
+    assert list(results) == found
+    assert written == [found[: count + 1] for count in range(len(found))]
 
 
 def test_names_of_programs_are_names_of_files() -> None:
