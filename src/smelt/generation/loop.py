@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from smelt.base.errors import SmeltError
-from smelt.generation.programs import Prompt, programs
+from smelt.generation.programs import Prompt, forward_parameters, programs
 from smelt.generation.run import Run, Settings
 from smelt.generation.sampling import SamplingKind, sampling
 from smelt.generation.speculation import SpeculativeRun
@@ -73,6 +73,9 @@ def generate(
     settings = Settings(max_new_tokens, stops, _pad_token(model, pad_token, stops), generator)
     with torch.no_grad():
         prompt = _prompt(ids, attention_mask)
+        for each in (model, assistant):
+            if prompt.mask is not None and each is not None and "attention_mask" not in forward_parameters(each):
+                raise SmeltError("SM004", f"the forward of {type(each).__name__} has no argument attention_mask")
         run = Run(programs(model, kind, options or {}), model, prompt, kind, numbers, settings)
         columns = run.columns(every=CHECKED_EVERY_TOKENS if streamer is None else 1)
         if assistant is not None:

@@ -68,13 +68,13 @@ class FirstToken(NamedTuple):
 def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers, step: int) -> Tensor:
     """Choose a token, write it behind the newest one, and return what is new. `step`: 0 for the first token."""
     now = Now(*state.now)
-    token = choose(logits, kind, numbers, state.noise, state.seen)
+    chosen = choose(logits, kind, numbers, state.noise, state.seen)
     was_finished = now.is_finished == 1
-    token = torch.where(was_finished, state.pad_token, token)
+    token = torch.where(was_finished, state.pad_token, chosen)
     row = now.row + step
     state.output.index_copy_(1, row[:1], token[:, None])
     if kind.penalty:
-        state.seen.scatter_(1, token[:, None], True)
+        state.seen.scatter_(1, chosen[:, None], True)  # `pad_token` may lie outside of the vocabulary
     is_finished = was_finished | (token[:, None] == state.stop_tokens).any(-1)
     length = now.length + (~was_finished).any()
     return _packed(Now(token, now.text_position + step, is_finished.long(), row, length))
@@ -133,7 +133,8 @@ class Programs:
         def next_token(model: Any, state: State, numbers: SamplingNumbers) -> Tensor:
             now = Now(*state.now)
             cache = InPlaceCache(state.keys, state.values, now.row[0])
-            logits = forward(model, Prompt(now.token[:, None], state.mask, now.text_position[:, None]), cache)
+            token = torch.where(now.is_finished == 1, 0, now.token)  # `pad_token` may lie outside of the vocabulary
+            logits = forward(model, Prompt(token[:, None], state.mask, now.text_position[:, None]), cache)
             return store_token(logits[:, -1], state, kind, numbers, 1)
 
         def check_drafts(model: Any, state: State, drafts: Tensor) -> Tensor:
