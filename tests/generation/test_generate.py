@@ -197,6 +197,19 @@ def test_a_streamer_gets_what_hugging_face_gives_it() -> None:
     assert torch.cat(ours.columns).tolist() == output[0].tolist()
 
 
+def test_the_prompt_of_the_caller_is_left_alone() -> None:
+    ids, mask = prompts(2, 6), torch.ones(2, 6, dtype=torch.bool)
+    mask[0, 0] = False
+    of_smelt(MODELS["llama"].build(), ids, 2, attention_mask=mask)
+    assert not vars(ids)
+    assert not vars(mask)
+
+
+def test_options_of_the_wrong_type_are_named() -> None:
+    with pytest.raises(smelt.SmeltError, match=r"SM003.*threads"):
+        of_smelt(MODELS["llama"].build(), prompts(1, 3), 2, options={"threads": [1]})
+
+
 def test_a_model_is_collected() -> None:
     model = MODELS["llama"].build()
     of_smelt(model, prompts(1, 6), 3)

@@ -97,14 +97,14 @@ def _prompt(ids: Tensor, mask: Tensor | None) -> Prompt:
     """The prompt, checked, with the positions that padding implies. A mask without padding is dropped."""
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
         raise SmeltError("SM004", f"ids must be integers of shape [batch, length], not {ids.dtype} {tuple(ids.shape)}")
-    ids = ids.to(torch.int64)
+    ids = ids.detach().to(torch.int64)  # not the caller's object: its length is marked as dynamic
     positions = None
     if mask is not None:
         if mask.shape != ids.shape:
             raise SmeltError(
                 "SM004", f"attention_mask must have the shape of ids, {tuple(ids.shape)}, not {tuple(mask.shape)}"
             )
-        mask = mask.to(torch.bool)
+        mask = mask.detach().to(torch.bool)
         if not bool(mask[:, -1].all()):
             raise SmeltError("SM004", "a prompt ends with padding", hint='pad on the left: padding_side="left"')
         if bool(mask.all()):

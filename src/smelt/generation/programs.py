@@ -17,6 +17,7 @@ from torch import Tensor
 
 from smelt.api import compile as compile_function
 from smelt.base.errors import SmeltError
+from smelt.base.options import Options
 from smelt.capture import mark_dynamic
 from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
@@ -158,6 +159,7 @@ _programs: "weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Programs]]" = w
 
 def programs(model: torch.nn.Module, kind: SamplingKind, options: Mapping[str, Any]) -> Programs:
     """The programs of a model, kept for as long as the model lives."""
+    Options.from_user(options)  # an error names what is wrong, before it is part of a key
     by_kind = _programs.setdefault(model, {})
     key = kind, tuple(sorted(options.items()))
     if key not in by_kind:

@@ -52,8 +52,8 @@ def _classes_of(node: fx.Node) -> fx.Node | None:
     for classes, numbers in ((left, right), (right, left)):
         if not isinstance(classes, fx.Node) or not isinstance(numbers, fx.Node):
             continue
-        is_exact = all(_has_number(tensor_spec(each).dtype, shape[dim]) for each in (classes, numbers)) and shape[dim] > 1
-        if is_exact and _is_one_along(classes, shape, dim) and _counts_along(numbers, shape, dim):
+        is_exact = all(_has_number(tensor_spec(each).dtype, shape[dim]) for each in (classes, numbers))
+        if is_exact and shape[dim] > 1 and _is_one_along(classes, shape, dim) and _counts_along(numbers, shape, dim):
             return classes
     return None
 
