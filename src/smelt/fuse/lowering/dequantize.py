@@ -89,11 +89,12 @@ def _with_integers(
     source = sources[number]
     if _is_leaf(source, source) or source.spec.dtype not in _FLOATS or call.rule.factors[number].bounds:
         return None
+    itemsize = max(each.spec.dtype.itemsize for each in sources)
     while True:
         factor = call.rule.factors[number]
         sizes = (*call.shape, *call.rule.axes)
         try:
-            code = _Reader(source, sizes).element(source, (factor.offset, *factor.stride, *factor.along))
+            code = _Reader(source, sizes, itemsize).element(source, (factor.offset, *factor.stride, *factor.along))
             weights = _weights(code, sizes)
         except _NeedsCut as needed:
             call = cut_call(call, needed.cut)
@@ -143,17 +144,18 @@ def _is_leaf(value: FusionValue, source: FusionValue) -> bool:
 
 
 class _Reader:
-    """Writes the scalar code of an element of `source`."""
+    """Writes the scalar code of an element of `source`. The program rounds floats of less than `itemsize` bytes."""
 
-    def __init__(self, source: FusionValue, sizes: Shape) -> None:
-        self.source, self.sizes = source, sizes
+    def __init__(self, source: FusionValue, sizes: Shape, itemsize: int) -> None:
+        self.source, self.sizes, self.itemsize = source, sizes, itemsize
         self.nodes: list[_Node] = []
 
     def element(self, value: FusionValue, place: Place) -> _Node:
         if _is_leaf(value, self.source):
             return _Node("read", value=value, place=place, dtype=value.spec.dtype)
-        is_rounded = value.spec.dtype.itemsize < self.source.spec.dtype.itemsize and not is_copy(value)
-        if len(self.nodes) > _MOST_NODES or (value.spec.dtype.is_floating_point and is_rounded):
+        dtype = value.spec.dtype
+        is_rounded = dtype.is_floating_point and dtype.itemsize < self.itemsize and not is_copy(value)
+        if is_rounded or len(self.nodes) > _MOST_NODES:
             raise _NoWeights
         indices = split(self.sizes, place, value.spec.shape, value.spec.stride)
         if isinstance(indices, Cut):
