@@ -96,13 +96,13 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(x, dequantized(self, x.dtype), self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
-        """Moves to devices, but not to dtypes: scales keep theirs."""
-        dtypes = {name: tensor.dtype for name in _TENSORS if (tensor := getattr(self, name)) is not None}
+        """Moves to devices, but not to dtypes: scales keep theirs, and their values."""
+        before = {name: tensor for name in _TENSORS if (tensor := getattr(self, name)) is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, dtype in dtypes.items():
+        for name, tensor in before.items():
             moved = getattr(self, name)
-            if moved.dtype is not dtype:
-                setattr(self, name, moved.to(dtype))
+            if moved.dtype is not tensor.dtype:
+                setattr(self, name, tensor.to(moved.device))
         return self
 
     def extra_repr(self) -> str:
