@@ -122,6 +122,21 @@ def test_layers_that_cannot_be_quantized_stay() -> None:
     assert [type(each) for each in model] == [nn.Linear] * 3 + [QuantizedLinear]
 
 
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_encoder_layers_that_read_weights(bias: bool, dtype: torch.dtype) -> None:
+    """PyTorch passes the weights of an encoder layer to one operator where nothing is trained."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0, bias=bias)
+    layer = smelt.quantize(layer, "int8").to(dtype)
+    assert layer.linear1.weight.dtype is dtype
+    x = torch.randn(2, 5, 64, dtype=dtype)
+    expected = layer(x).detach()
+    tolerance = {"rtol": 0, "atol": 2e-5 if dtype is torch.float32 else 0.1}
+    layer.eval()
+    with torch.no_grad():
+        for found in (layer(x), smelt.compile(layer)(x)):
+            torch.testing.assert_close(found, expected, **tolerance)
+
+
 def test_one_name_to_skip() -> None:
     model = smelt.quantize(nn.Sequential(*(nn.Linear(16, 16) for _ in range(12))), "int8", skip="10")
     assert [number for number, each in enumerate(model) if type(each) is nn.Linear] == [10]

@@ -97,7 +97,7 @@ def _group_of(name: str, layer: nn.Linear, bits: int, group_size: int | None) ->
 
 def _replace(model: nn.Module, layer: nn.Linear, weight: QuantizedTensor) -> None:
     """Under all of its names."""
-    quantized = QuantizedLinear(weight, layer.bias)
+    quantized = QuantizedLinear(weight, layer.bias, layer.weight.dtype)
     quantized.train(layer.training)
     for parent in list(model.modules()):
         for own, child in parent._modules.items():
