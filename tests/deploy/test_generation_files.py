@@ -11,6 +11,7 @@ import smelt
 from smelt.base.errors import SmeltError
 from smelt.cli import main
 from smelt.deploy.generation.chat import Generator, Sampling, Words
+from smelt.deploy.runtime import Session
 from smelt.ir.artifact_file.read import read
 from tests.deploy.programs import built, run
 
@@ -112,6 +113,50 @@ def test_a_full_cache_ends_a_text(llama: tuple[Any, Path]) -> None:
         entry(torch.zeros(1, LENGTH - 1, dtype=torch.int64))  # from position 31 on
     with pytest.raises(SmeltError, match="out of range"):
         entry(torch.full((1, 1), WORDS))
+
+
+def test_a_text_goes_on_after_an_interruption(llama: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is seen when a call is done: what it put into the cache stays there."""
+    model, path = llama
+    generator = Generator(path)
+    run = Session.run
+    calls = 0
+
+    def interrupted(session: Session, *args: Any) -> None:
+        nonlocal calls
+        run(session, *args)
+        calls += 1
+        if calls in (3, 5):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "run", interrupted)
+    text, replies = [3, 1, 4], generator.reply([3, 1, 4])
+    with pytest.raises(KeyboardInterrupt):
+        text.extend(replies)  # extends by what comes before
+    assert len(text) == 5 and generator.length == 5
+    text += [2]
+    assert next(generator.reply([2])) == expected(model, text, 1)[0]  # not put in twice
+    text += expected(model, text, 1)
+    with pytest.raises(KeyboardInterrupt):
+        next(generator.reply([7, 8]))
+    text += [7, 8]
+    assert generator.length == len(text)
+    text += [9]
+    assert next(generator.reply([9])) == expected(model, text, 1)[0]
+
+
+def test_settings_and_tokens_that_make_no_sense_are_refused(llama: tuple[Any, Path]) -> None:
+    generator = Generator(llama[1])
+    for sampling in (Sampling(1.0, top_k=0), Sampling(float("nan"))):
+        with pytest.raises(SmeltError, match="one of at least 1, at a temperature"):
+            next(generator.reply([3], sampling))
+    for token in (-1, 1 << 63, (1 << 64) + 1):
+        with pytest.raises(SmeltError, match="more than 63 bits"):
+            next(generator.reply([3, token]))
+    with pytest.raises(SmeltError, match=f"{LENGTH} tokens do not fit: .*for {LENGTH} more, and a reply takes one"):
+        next(generator.reply([1] * LENGTH))
+    assert main(["chat", str(llama[1]), "--tokens", "0"]) != 0
+    assert generator.length == 0
 
 
 def test_sampling_is_from_the_likeliest_tokens(llama: tuple[Any, Path], program: Path) -> None:

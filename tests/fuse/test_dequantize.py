@@ -153,6 +153,41 @@ def test_other_code_stays_as_it_is(kind: str) -> None:
     assert_same(lambda x, q, s: linear(x, unsupported(q, s, kind)), x, q, s, products="own")
 
 
+def bytes_of(q: Tensor) -> Tensor:
+    return q.view(torch.int8).repeat(1, 2).view(ROWS, GROUPS, GROUP)
+
+
+INEXACT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "unsigned halves minus 8": lambda q, s, z: (stacked(q) - 8).float() * s,
+    "unsigned halves minus zeros": lambda q, s, z: (stacked(q) - z.to(torch.uint8)).float() * s,
+    "unsigned halves plus 250": lambda q, s, z: (stacked(q) + 250).float() * s,
+    "signed halves, unsigned": lambda q, s, z: ((stacked(q) ^ 8) - 8).float() * s,
+    "signed bytes plus 100": lambda q, s, z: (bytes_of(q) + 100).float() * s,
+    "signed bytes minus zeros": lambda q, s, z: (bytes_of(q) - (z * 8).to(torch.int8)).float() * s,
+    "whole numbers": lambda q, s, z: (stacked(q).float() - z / 3).to(torch.int32).float() * s,
+    "whole scales": lambda q, s, z: stacked(q).float() * (s * 99).expand(-1, -1, GROUP).to(torch.int32).float(),
+    "rounded": lambda q, s, z: (stacked(q).float() * s).to(torch.bfloat16).float(),
+    "infinite": lambda q, s, z: (stacked(q).float() - float("inf")) * s,
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_integers_that_wrap_and_roundings_are_kept(name: str) -> None:
+    x, q, s, z = operands(torch.float32)
+
+    def multiply(x: Tensor, q: Tensor, s: Tensor, z: Tensor) -> Tensor:
+        return linear(x, INEXACT[name](q, s, z).view(ROWS, DEPTH))
+
+    assert_same(multiply, x, q, s, z, products="own", rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("zero", [0, 8])
+def test_unsigned_integers_as_signed_ones(zero: int) -> None:
+    """Integers of 8 bits that wrap and are converted to each other are as they were meant."""
+    x, q, s, _ = operands(torch.float32)
+    as_exact(lambda x, q, s: linear(x, ((stacked(q) - zero).to(torch.int8).float() * s).view(ROWS, DEPTH)), x, q, s)
+
+
 def test_many_rows_with_sizes_that_change() -> None:
     compiled = smelt.compile(lambda x, q, s: linear(x, halves(stacked)(q, s, s, x.dtype)), dynamic=True)
     for rows in (3, 5, 17, 90, 2):

@@ -68,6 +68,19 @@ def test_texts_end_at_different_tokens() -> None:
     assert torch.equal(of_smelt(model, ids, 30, stop_tokens=stops), expected)
 
 
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.5}], ids=["greedy", "penalty"])
+def test_the_pad_token_need_not_be_in_the_vocabulary(settings: dict[str, Any]) -> None:
+    model = MODELS["llama"].build()
+    ids = prompts(2, 6)
+    generated = of_smelt(model, ids, 20, stop_tokens=[], **settings)
+    for column in range(7, 14):
+        stop = int(generated[0, column])
+        expected = of_smelt(model, ids, 20, stop_tokens=stop, **settings)
+        found = of_smelt(model, ids, 20, stop_tokens=stop, pad_token=-1, **settings)
+        assert found.shape == expected.shape
+        assert bool(((found == expected) | ((found == -1) & (expected == PAD))).all())
+
+
 def test_buffers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "FIRST_ROOM_TOKENS", 8)
     monkeypatch.setattr(run, "ROOM_MULTIPLE", 4)
@@ -147,8 +160,17 @@ def test_an_assistant_does_not_change_the_tokens(is_same: bool) -> None:
         stop = int(expected[0, -7])
         stopped = of_hugging_face(model, ids, tokens, eos_token_id=stop)
         assert torch.equal(of_smelt(model, ids, tokens, assistant=assistant, stop_tokens=stop), stopped)
-    assert smelt.counters["graphs"] <= 4  # prompts of both, the assistant's token, the check
+    assert smelt.counters["graphs"] <= 5  # prompts and tokens of both, the check
     assert smelt.counters["graph_breaks"] == 0
+
+
+@pytest.mark.parametrize("length", [104, 105, 106, 122, 126])
+def test_an_assistant_drafts_nothing_behind_the_last_position(length: int) -> None:
+    model, assistant = MODELS["gpt2"].build(), MODELS["gpt2"].build()
+    ids = prompts(1, length)
+    tokens = model.config.n_positions - length
+    expected = of_hugging_face(model, ids, tokens, eos_token_id=None)
+    assert torch.equal(of_smelt(model, ids, tokens, stop_tokens=[], assistant=assistant), expected)
 
 
 class _Streamer:
@@ -173,6 +195,19 @@ def test_a_streamer_gets_what_hugging_face_gives_it() -> None:
     assert ours.is_ended
     assert [column.tolist() for column in ours.columns] == [column.tolist() for column in theirs.columns]
     assert torch.cat(ours.columns).tolist() == output[0].tolist()
+
+
+def test_the_prompt_of_the_caller_is_left_alone() -> None:
+    ids, mask = prompts(2, 6), torch.ones(2, 6, dtype=torch.bool)
+    mask[0, 0] = False
+    of_smelt(MODELS["llama"].build(), ids, 2, attention_mask=mask)
+    assert not vars(ids)
+    assert not vars(mask)
+
+
+def test_options_of_the_wrong_type_are_named() -> None:
+    with pytest.raises(smelt.SmeltError, match=r"SM003.*threads"):
+        of_smelt(MODELS["llama"].build(), prompts(1, 3), 2, options={"threads": [1]})
 
 
 def test_a_model_is_collected() -> None:
@@ -223,6 +258,14 @@ def test_a_compiled_model() -> None:
     assert torch.equal(of_smelt(smelt.compile(model), ids, 10), expected)
 
 
+def test_padding_is_refused_by_a_module_without_a_mask() -> None:
+    ids = prompts(2, 5) % 50
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    with pytest.raises(smelt.SmeltError, match=r"SM004.*attention_mask"):
+        smelt.generate(_Own().eval(), ids, attention_mask=mask)
+
+
 @pytest.mark.parametrize("name", ["t5", "mamba", "qwen3_next"])
 def test_models_with_other_caches_are_refused(name: str) -> None:
     with pytest.raises(smelt.SmeltError, match=r"SM004.*in place"):
@@ -233,10 +276,13 @@ def test_models_with_other_caches_are_refused(name: str) -> None:
     ("settings", "text"),
     [
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1e-46}, "temperature"),
         ({"top_p": 0.9}, "temperature is 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"temperature": 1.0, "top_k": 2.5}, "top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": 1.0, "assistant": torch.nn.Linear(1, 1)}, "assistant"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, "ends with padding"),

@@ -365,3 +365,24 @@ def test_random_loops(seed: int) -> None:
         return one_round
 
     both(make, 14)
+
+
+def test_the_default_dtype_changes() -> None:
+    """It decides about the dtype of results, when they are recorded; programs are compiled for each."""
+
+    def make(device: str) -> Callable[[int], Any]:
+        whole = torch.tensor([3, 4], device=device)
+
+        def one_round(number: int) -> Any:
+            torch.set_default_dtype(torch.float64 if number // 3 % 2 else torch.float32)
+            results = [torch.full((3,), 0.1, device=device), torch.arange(0, 1, 0.3, device=device), whole / 3]
+            kept = [(results[0] * 3).sum()]
+            torch.set_default_dtype(torch.float32)  # before anything has run
+            return [*results, *kept, torch.tensor(kept[0].item(), dtype=torch.float64)]
+
+        return one_round
+
+    try:
+        both(make, 12)
+    finally:
+        torch.set_default_dtype(torch.float32)

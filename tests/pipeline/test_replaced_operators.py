@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def replaced(operator: str, kernel: Callable[..., Any], key: str = "CPU") -> Ite
         yield
     finally:
         library._destroy()
+
+
+def test_kernels_of_pytorch_in_python_replace_nothing() -> None:
+    """Newer versions register some of their own kernels with `torch.library`, from torch/_native."""
+    library: list[Any] = []
+    where = Path(torch.__file__).parent / "_native" / "registry.py"
+    names = {"libraries": library, "Library": torch.library.Library}
+    exec(compile('libraries.append(Library("aten", "IMPL"))', str(where), "exec"), names)
+    library[0].impl("digamma", cosine, "CPU")
+    try:
+        assert replaced_operators() == frozenset()
+    finally:
+        library[0]._destroy()
 
 
 def cosine(x: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,16 @@ WRONG_GGUF: dict[str, tuple[bytes, str]] = {
 }
 
 
+def _overlapping() -> bytes:
+    """Many tensors of the same bytes, of which each would be a copy."""
+    raw = gguf({}, {"a": ("q4_0", (2, 32), b"\0" * 36), "b": ("q4_0", (2, 32), b"\0" * 36)})
+    second = raw.rindex(struct.pack("<IQ", 2, 64))
+    return raw[:second] + struct.pack("<IQ", 2, 32) + raw[second + 12 :]
+
+
+WRONG_GGUF["overlap"] = (_overlapping(), "tensor 'b' overlaps")
+
+
 @pytest.mark.parametrize("name", WRONG_GGUF)
 def test_wrong_gguf_files_are_refused(name: str, tmp_path: Path) -> None:
     raw, text = WRONG_GGUF[name]
@@ -104,6 +114,7 @@ WRONG_SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "rest": (_header(_ENTRY, b"\0" * 9), "belong to none"),
     "gap": (_header(_ENTRY.replace("[0, 8]", "[1, 9]"), b"\0" * 9), "tensor 'w' begins at byte 1"),
     "shape": (_header(_ENTRY.replace("[2]", "[-2]"), b"\0" * 8), "tensor 'w' has an impossible shape"),
+    "strides": (_header(_ENTRY.replace("[2]", f"[0, {1 << 61}, {1 << 61}]").replace("8]", "0]")), "impossible shape"),
     "bytes": (_header(_ENTRY.replace("[2]", "[3]"), b"\0" * 8), "tensor 'w' has 8 bytes, and its shape needs 12"),
     "dtype": (_header(_ENTRY.replace("F32", "F6"), b"\0" * 8), "tensor 'w' is of dtype 'F6'"),
 }

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import smelt
 from smelt.base.errors import SmeltError
@@ -71,6 +72,18 @@ def test_half_precision_keeps_scales() -> None:
     assert model(torch.randn(2, 512, dtype=torch.bfloat16)).dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scales_keep_their_values(dtype: torch.dtype) -> None:
+    """Those of small weights would be 0 in float16."""
+    small = nn.Sequential(nn.Linear(128, 64))
+    with torch.no_grad():
+        small[0].weight.mul_(1e-5)
+    for model in (small, layered()):
+        model = smelt.quantize(model, "int4")
+        before = model[0].quantized.dequantized()
+        assert torch.equal(model.to(dtype)[0].quantized.dequantized(), before)
+
+
 def test_calibration_changes_outputs_less() -> None:
     torch.manual_seed(0)
     mixed = torch.randn(512, 512) / 8
@@ -95,6 +108,61 @@ def test_tied_and_skipped_layers_stay() -> None:
     model = smelt.quantize(Tied(), "int8", skip=["second"])
     kinds = {name: type(module).__name__ for name, module in model.named_children()}
     assert kinds == {"embedding": "Embedding", "head": "Linear", "first": "QuantizedLinear", "second": "Linear"}
+
+
+def test_a_layer_with_several_names_stays_one() -> None:
+    layer = nn.Linear(64, 64)
+    model = smelt.quantize(nn.ModuleDict({"first": layer, "inner": nn.Sequential(nn.ReLU(), layer)}), "int8")
+    assert isinstance(model["first"], QuantizedLinear) and model["inner"][1] is model["first"]
+
+
+def test_layers_that_cannot_be_quantized_stay() -> None:
+    pruned = prune.l1_unstructured(nn.Linear(64, 64), "weight", amount=0.5)
+    model = smelt.quantize(nn.Sequential(pruned, nn.Linear(0, 4), nn.Linear(4, 0), nn.Linear(64, 64)), "int8")
+    assert [type(each) for each in model] == [nn.Linear] * 3 + [QuantizedLinear]
+
+
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_encoder_layers_that_read_weights(bias: bool, dtype: torch.dtype) -> None:
+    """PyTorch passes the weights of an encoder layer to one operator where nothing is trained."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0, bias=bias)
+    layer = smelt.quantize(layer, "int8").to(dtype)
+    assert layer.linear1.weight.dtype is dtype
+    x = torch.randn(2, 5, 64, dtype=dtype)
+    expected = layer(x).detach()
+    tolerance = {"rtol": 0, "atol": 2e-5 if dtype is torch.float32 else 0.1}
+    layer.eval()
+    with torch.no_grad():
+        for found in (layer(x), smelt.compile(layer)(x)):
+            torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_one_name_to_skip() -> None:
+    model = smelt.quantize(nn.Sequential(*(nn.Linear(16, 16) for _ in range(12))), "int8", skip="10")
+    assert [number for number, each in enumerate(model) if type(each) is nn.Linear] == [10]
+
+
+def test_calibration_keeps_the_modes_of_modules() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    model[1].eval()
+    with pytest.raises(RuntimeError):
+        smelt.quantize(model, "int8", calibrate=[torch.randn(4, 63)])
+    assert model.training and model[0].training and not model[1].training
+    smelt.quantize(model, "int8", calibrate=[torch.randn(4, 64)])
+    assert model.training and model[0].training and not model[1].training
+
+
+def test_calibration_of_layers_called_by_keyword() -> None:
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(input=x)
+            return result
+
+    assert isinstance(smelt.quantize(Called(), "int8", calibrate=[torch.randn(4, 64)]).layer, QuantizedLinear)
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,22 @@ def test_gradients_of_a_loss(dtype: torch.dtype) -> None:
     gradients = [leaf.grad.double() for leaf in (exact, eager, mine) if leaf.grad is not None]
     errors = [float((each - gradients[0]).abs().max()) for each in gradients[1:]]
     assert errors[1] <= 2 * errors[0] + 1e-7
+
+
+@pytest.mark.parametrize(
+    ("classes", "numbers", "count"),
+    [
+        (torch.uint8, torch.int64, 256),
+        (torch.int8, torch.int32, 200),
+        (torch.int16, torch.int64, 40_000),
+        (torch.int64, torch.bfloat16, 300),  # 256 twice
+        (torch.uint8, torch.int64, 255),
+    ],
+)
+def test_classes_that_a_dtype_does_not_tell_apart(classes: torch.dtype, numbers: torch.dtype, count: int) -> None:
+    def summed(each: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        hot = torch.where(torch.arange(count, dtype=numbers) == each.unsqueeze(1), share, 0.0)
+        return hot.sum(1)
+
+    each, share = torch.tensor([0, 3, 127, count - 1]).to(classes), torch.randn(4, 1)
+    assert torch.equal(smelt.compile(summed)(each, share), summed(each, share))

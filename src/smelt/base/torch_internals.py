@@ -52,6 +52,7 @@ USED_BY_CALLS = (
     "_C._set_grad_enabled",
     "_C._set_multithreading_enabled",
     "_C.is_grad_enabled",
+    "_foreach_copy_",
     "_ops",
     "autograd.Variable._execution_engine",
     "autograd.graph._engine_run_backward",

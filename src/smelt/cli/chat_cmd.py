@@ -23,6 +23,8 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def do_chat(args: argparse.Namespace) -> int:
+    if args.tokens < 1:
+        raise SmeltError("SM052", f"a reply of {args.tokens} tokens is none")
     generator = Generator(args.file, args.threads)
     words = Words(None if args.ids else generator.tokenizer)
     is_terminal = sys.stdin.isatty()

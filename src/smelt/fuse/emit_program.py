@@ -54,6 +54,13 @@ class _Builder:
         self.buffers: dict[FusionValue, ProgramBuffer] = {}
         self.kernels: dict[Any, Kernel] = {}
         self.alike: dict[Any, tuple[Kernel, tuple[int, ...]]] = {}  # by `_likeness`: a kernel, and its values by number
+        self.read_to_recompute = {
+            source
+            for group in self.groups.all()
+            for value in group.recomputed
+            for source in self.groups.sources(value)
+            if source not in group.recomputed and self.groups.by_value.get(source) is not group
+        }
         self.returned = {ref.value.memory for ref in references(self.lowered.returns)}
         self.arena_device = _most_used_device(self.lowered)
 
@@ -120,7 +127,9 @@ class _Builder:
     def _leaves(self, group: Group, value: FusionValue) -> bool:
         """Whether something outside the kernel reads a member."""
         readers = [self.groups.by_value[user] for user in value.users if user in self.groups.by_value]
-        return value.needed or any(reader is not group and value not in reader.recomputed for reader in readers)
+        if value.needed or value in self.read_to_recompute:
+            return True
+        return any(reader is not group and value not in reader.recomputed for reader in readers)
 
     def _kernel(self, group: Group, stored: set[FusionValue]) -> Assembled:
         """The kernel of a group: that of an equal group of another layer, or a new one."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from smelt.base.errors import SmeltError
-from smelt.generation.programs import Prompt, programs
+from smelt.generation.programs import Prompt, forward_parameters, programs
 from smelt.generation.run import Run, Settings
 from smelt.generation.sampling import SamplingKind, sampling
 from smelt.generation.speculation import SpeculativeRun
@@ -73,6 +73,9 @@ def generate(
     settings = Settings(max_new_tokens, stops, _pad_token(model, pad_token, stops), generator)
     with torch.no_grad():
         prompt = _prompt(ids, attention_mask)
+        for each in (model, assistant):
+            if prompt.mask is not None and each is not None and "attention_mask" not in forward_parameters(each):
+                raise SmeltError("SM004", f"the forward of {type(each).__name__} has no argument attention_mask")
         run = Run(programs(model, kind, options or {}), model, prompt, kind, numbers, settings)
         columns = run.columns(every=CHECKED_EVERY_TOKENS if streamer is None else 1)
         if assistant is not None:
@@ -94,14 +97,14 @@ def _prompt(ids: Tensor, mask: Tensor | None) -> Prompt:
     """The prompt, checked, with the positions that padding implies. A mask without padding is dropped."""
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
         raise SmeltError("SM004", f"ids must be integers of shape [batch, length], not {ids.dtype} {tuple(ids.shape)}")
-    ids = ids.to(torch.int64)
+    ids = ids.detach().to(torch.int64)  # not the caller's object: its length is marked as dynamic
     positions = None
     if mask is not None:
         if mask.shape != ids.shape:
             raise SmeltError(
                 "SM004", f"attention_mask must have the shape of ids, {tuple(ids.shape)}, not {tuple(mask.shape)}"
             )
-        mask = mask.to(torch.bool)
+        mask = mask.detach().to(torch.bool)
         if not bool(mask[:, -1].all()):
             raise SmeltError("SM004", "a prompt ends with padding", hint='pad on the left: padding_side="left"')
         if bool(mask.all()):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from smelt.api import compile as compile_function
 from smelt.base.errors import SmeltError
+from smelt.base.options import Options
 from smelt.capture import mark_dynamic
 from smelt.generation.cache import InPlaceCache, PromptCache
 from smelt.generation.sampling import SamplingKind, SamplingNumbers, choose
@@ -68,13 +69,13 @@ class FirstToken(NamedTuple):
 def store_token(logits: Tensor, state: State, kind: SamplingKind, numbers: SamplingNumbers, step: int) -> Tensor:
     """Choose a token, write it behind the newest one, and return what is new. `step`: 0 for the first token."""
     now = Now(*state.now)
-    token = choose(logits, kind, numbers, state.noise, state.seen)
+    chosen = choose(logits, kind, numbers, state.noise, state.seen)
     was_finished = now.is_finished == 1
-    token = torch.where(was_finished, state.pad_token, token)
+    token = torch.where(was_finished, state.pad_token, chosen)
     row = now.row + step
     state.output.index_copy_(1, row[:1], token[:, None])
     if kind.penalty:
-        state.seen.scatter_(1, token[:, None], True)
+        state.seen.scatter_(1, chosen[:, None], True)  # `pad_token` may lie outside of the vocabulary
     is_finished = was_finished | (token[:, None] == state.stop_tokens).any(-1)
     length = now.length + (~was_finished).any()
     return _packed(Now(token, now.text_position + step, is_finished.long(), row, length))
@@ -133,7 +134,8 @@ class Programs:
         def next_token(model: Any, state: State, numbers: SamplingNumbers) -> Tensor:
             now = Now(*state.now)
             cache = InPlaceCache(state.keys, state.values, now.row[0])
-            logits = forward(model, Prompt(now.token[:, None], state.mask, now.text_position[:, None]), cache)
+            token = torch.where(now.is_finished == 1, 0, now.token)  # `pad_token` may lie outside of the vocabulary
+            logits = forward(model, Prompt(token[:, None], state.mask, now.text_position[:, None]), cache)
             return store_token(logits[:, -1], state, kind, numbers, 1)
 
         def check_drafts(model: Any, state: State, drafts: Tensor) -> Tensor:
@@ -157,6 +159,7 @@ _programs: "weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Programs]]" = w
 
 def programs(model: torch.nn.Module, kind: SamplingKind, options: Mapping[str, Any]) -> Programs:
     """The programs of a model, kept for as long as the model lives."""
+    Options.from_user(options)  # an error names what is wrong, before it is part of a key
     by_kind = _programs.setdefault(model, {})
     key = kind, tuple(sorted(options.items()))
     if key not in by_kind:

@@ -15,6 +15,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 
 FILTERED = float("-inf")
+LEAST_TEMPERATURE = 1e-30  # scores divided by less are infinite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,16 @@ def sampling(
     temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, penalty: float | None
 ) -> tuple[SamplingKind, tuple[float, ...]]:
     """The kind and the numbers, checked. Filters that keep every token are left out."""
-    if temperature < 0:
+    if not temperature >= 0:
         raise SmeltError("SM004", f"temperature must be 0 (the most probable token) or more, not {temperature!r}")
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise SmeltError("SM004", f"temperature={temperature!r} is too close to 0", hint="set temperature=0")
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 0):
         raise SmeltError("SM004", f"top_k must be a number of tokens, not {top_k!r}")
     for name, value in (("top_p", top_p), ("min_p", min_p)):
         if value is not None and not 0 <= value <= 1:
             raise SmeltError("SM004", f"{name} must be from 0 to 1, not {value!r}")
-    if penalty is not None and penalty <= 0:
+    if penalty is not None and not penalty > 0:
         raise SmeltError("SM004", f"repetition_penalty must be positive, not {penalty!r}")
     if temperature == 0:
         for name, filtering in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):

@@ -3,6 +3,7 @@
     now: token 7 in row 9     the assistant: 3 1 4 1     the model: 3 1 5 …     →     3 1 5, now: token 5 in row 12
 
 The tokens are those of the model alone. Both write their caches in place: rows behind the newest token are replaced.
+Nothing is computed at positions behind the last token, so the model computes the last few alone.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ class SpeculativeRun:
             read = last
             if int(now.is_finished) or run.length >= run.last_length:
                 return
+            if run.length + DRAFT_TOKENS >= run.last_length:  # the model may have no positions for drafts
+                run.next()
+                continue
             assistant.state = assistant.state._replace(now=run.state.now)
             assistant.length = run.length
             for each in (run, assistant):

@@ -133,6 +133,18 @@ class LazyOwner(DeviceOwner):
         for block in list(self.blocks):
             block.settle(reason)
 
+    def with_default_dtype(self, change: Callable[[], None]) -> None:
+        """Change PyTorch's default dtype. What is recorded and compiled until then has the one before."""
+        with self.recorder.lock:
+            try:
+                self.run("the default dtype changes")
+                self.runs.programs.worker.wait()
+            finally:
+                before = torch.get_default_dtype()
+                change()
+                if (now := torch.get_default_dtype()) != before:
+                    self.recorder.default_dtype_changed(before, now)
+
     def end_step(self) -> None:
         """An optimizer has made its step."""
         if self.recorder.now.count:

@@ -38,6 +38,7 @@ class Recorder(_native.LazyRecorder):
         self.device_type = name
         self.real_device = real_device
         self.root = Step(None)
+        self._others: dict[torch.dtype, Step] = {}  # roots under other default dtypes, which decide about results
         self._serial = 0
         self._steps = 0
         self.connect(
@@ -53,6 +54,14 @@ class Recorder(_native.LazyRecorder):
     def forget(self) -> None:
         """Begin a new tree."""
         self.root = Step(None)
+        self._others.clear()
+        self.begin()
+
+    def default_dtype_changed(self, before: torch.dtype, now: torch.dtype) -> None:
+        """Go on in the tree of what is recorded under another default dtype. Nothing is recorded yet."""
+        self._others[before] = self.root
+        root = self._others.pop(now, None)
+        self.root = Step(None) if root is None else root
         self.begin()
 
     def begin(self) -> _native.Recording:
@@ -60,6 +69,7 @@ class Recorder(_native.LazyRecorder):
         ended = self.now
         if self._steps >= MOST_STEPS:  # ever new paths: those that recur are recorded and compiled anew
             self.root, self._steps = Step(None), 0
+            self._others.clear()
         self._serial += 1
         self.now = _native.Recording(self._serial, self.root)
         return ended

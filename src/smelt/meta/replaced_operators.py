@@ -6,6 +6,7 @@
 Guards compare the set with the one at capture, so compiled code is used again once a registration ends.
 """
 
+import os
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,8 +17,8 @@ from smelt.meta.effects import is_view
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
-# PyTorch's own, and smelt's for lazy tensors: neither changes a result.
-_OF_PYTORCH_AND_SMELT = frozenset({"aten/_foreach_mm/CUDA", "aten/_pin_memory/CPU"})
+_OF_SMELT = frozenset({"aten/_pin_memory/CPU"})  # for lazy tensors; changes no result
+_OF_PYTORCH = os.path.join(os.path.dirname(torch.__file__), "_native", "")  # kernels of PyTorch's own in Python
 # Below the keys that a trace runs with; what is above them decides what the trace sees.
 _BACKEND_KEYS = frozenset(("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"))
 # What a call on the CPU or a GPU may go through. PyTorch itself registers others: for `vmap`, for meta tensors.
@@ -37,7 +38,7 @@ _seen: set[str] = set()  # registrations that existed at some time
 
 
 def _read(registrations: set[str]) -> frozenset[str]:
-    of_aten = [name for name in registrations if name.startswith("aten/") and name not in _OF_PYTORCH_AND_SMELT]
+    of_aten = [name for name in registrations if name.startswith("aten/") and name not in _OF_SMELT]
     _seen.update(name for name in of_aten if name.rpartition("/")[2] in _KEYS)
     replaced = frozenset(filter(_is_registered, _seen))
     registrations |= replaced  # so that their end is noticed, too
@@ -45,12 +46,12 @@ def _read(registrations: set[str]) -> frozenset[str]:
 
 
 def _is_registered(registration: str) -> bool:
-    """Whether the dispatcher has the kernel. PyTorch's set is not exact: a library that is freed after `_destroy()`
-    removes what another one has registered since."""
+    """Whether the dispatcher has the kernel, and it is not PyTorch's own. PyTorch's set is not exact: a library that is
+    freed after `_destroy()` removes what another one has registered since."""
     _, operator, key = registration.split("/")
     listed = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
     heads = (f"{key or 'CompositeImplicitAutograd'}: ", f"{key or 'CompositeImplicitAutograd'}[alias]: ")
-    return any(line.startswith(heads) and ".py:" in line for line in listed)
+    return any(line.startswith(heads) and ".py:" in line and _OF_PYTORCH not in line for line in listed)
 
 
 _native.watch_operators(torch.library._impls, _read)

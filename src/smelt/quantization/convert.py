@@ -48,7 +48,7 @@ def quantize(
     groups = {name: _group_of(name, layer, bits, group_size) for name, layer in layers.items()}
     if calibrate is None:
         for name, layer in layers.items():
-            _replace(model, name, layer, _rounded(layer, bits, groups[name]))
+            _replace(model, layer, _rounded(layer, bits, groups[name]))
         return model
     samples = list(calibrate)
     if not samples:
@@ -58,21 +58,26 @@ def quantize(
         for name in names:
             layer, moment = layers[name], moments.pop(name, None)
             weight = _rounded(layer, bits, groups[name]) if moment is None else None
-            _replace(model, name, layer, weight or _calibrated(layer, moment, bits, groups[name]))
+            _replace(model, layer, weight or _calibrated(layer, moment, bits, groups[name]))
     return model
 
 
 def _layers(
     model: nn.Module, skip: Callable[[str, nn.Linear], bool] | Sequence[str]
 ) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers to replace, by name."""
+    """The linear layers to replace, by the first of their names. Layers without weights stay, as do those whose weight
+    is computed from parameters."""
+    if isinstance(skip, str):
+        skip = (skip,)
     owners: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for name, module in model.named_modules():
-        if type(module) is not nn.Linear or owners[id(module.weight)] > 1 or not name:
+        if type(module) is not nn.Linear or not name or not module.weight.numel():
+            continue
+        if owners.get(id(module.weight), 0) != 1:
             continue
         if not (skip(name, module) if callable(skip) else name in skip):
             yield name, module
@@ -90,11 +95,14 @@ def _group_of(name: str, layer: nn.Linear, bits: int, group_size: int | None) ->
     return group
 
 
-def _replace(model: nn.Module, name: str, layer: nn.Linear, weight: QuantizedTensor) -> None:
-    parent, _, own = name.rpartition(".")
-    quantized = QuantizedLinear(weight, layer.bias)
+def _replace(model: nn.Module, layer: nn.Linear, weight: QuantizedTensor) -> None:
+    """Under all of its names."""
+    quantized = QuantizedLinear(weight, layer.bias, layer.weight.dtype)
     quantized.train(layer.training)
-    setattr(model.get_submodule(parent), own, quantized)
+    for parent in list(model.modules()):
+        for own, child in parent._modules.items():
+            if child is layer:
+                setattr(parent, own, quantized)
 
 
 # Rounding.
@@ -144,19 +152,22 @@ def _moments(model: nn.Module, layers: Mapping[str, nn.Linear], samples: Sequenc
     """For each layer that runs, the sum of x xᵀ over its inputs."""
     moments: dict[str, Tensor] = {}
 
-    def collect(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            rows = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+    def collect(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else kwargs["input"]
+            rows = x.detach().reshape(-1, x.shape[-1]).float()
             product = rows.t() @ rows
             moments[name] = moments[name] + product if name in moments else product
 
         return hook
 
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     with ExitStack() as stack, torch.no_grad():
+        for module in training:
+            stack.callback(setattr, module, "training", True)
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(collect(name)).remove)
+            stack.callback(layer.register_forward_pre_hook(collect(name), with_kwargs=True).remove)
         for sample in samples:
             if isinstance(sample, Mapping):
                 model(**sample)
@@ -164,5 +175,4 @@ def _moments(model: nn.Module, layers: Mapping[str, nn.Linear], samples: Sequenc
                 model(*sample)
             else:
                 model(sample)
-    model.train(was_training)
     return moments

@@ -6,7 +6,8 @@
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
         raise file.fault(f"general.alignment is {alignment!r}")
     start = -(-file.place // alignment) * alignment
     tensors: dict[str, Tensor | QuantizedTensor] = {}
+    _check_apart(file, infos)
     for name, (shape, kind, offset) in infos.items():
         if offset % alignment:
             raise file.fault(f"tensor {name!r} is at byte {offset}, no multiple of {alignment}")
@@ -117,6 +119,18 @@ def _info(file: MappedFile, name: str) -> tuple[tuple[int, ...], int, int]:
     return shape, kind, offset
 
 
+def _check_apart(file: MappedFile, infos: Mapping[str, tuple[tuple[int, ...], int, int]]) -> None:
+    """No byte belongs to two tensors, so that all of them together are no larger than the file."""
+    place = 0
+    for name, (shape, kind, offset) in sorted(infos.items(), key=lambda item: item[1][2]):
+        if offset < place:
+            raise file.fault(f"tensor {name!r} overlaps the one before it")
+        if kind in FLOATS:
+            place = offset + prod(shape) * FLOATS[kind].itemsize
+        else:
+            place = offset + prod(shape) // FORMATS[kind].weights * FORMATS[kind].nbytes
+
+
 def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], kind: int, start: int) -> Tensor | QuantizedTensor:
     what = f"tensor {name!r}"
     if kind in FLOATS:
@@ -125,8 +139,6 @@ def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], kind: int, star
     *outer, columns = shape
     if columns % form.weights:
         raise file.fault(f"{what} has rows of {columns}, and {form.name} has blocks of {form.weights}")
-    rows = 1
-    for size in outer:
-        rows *= size
+    rows = prod(outer)
     read: Callable[[Tensor], QuantizedTensor] = form.read
     return read(file.tensor(start, (rows, columns // form.weights, form.nbytes), torch.uint8, what))

@@ -78,8 +78,11 @@ class QuantizedLinear(nn.Module):
     low: Tensor | None
     bias: nn.Parameter | None
 
-    def __init__(self, weight: QuantizedTensor, bias: nn.Parameter | None = None) -> None:
+    def __init__(
+        self, weight: QuantizedTensor, bias: nn.Parameter | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
+        self.dtype = dtype if bias is None else bias.dtype
         self.out_features, self.in_features = weight.shape
         self.bits, self.offset, self.half_run = weight.bits, weight.offset, weight.half_run
         for name in _TENSORS:
@@ -92,17 +95,23 @@ class QuantizedLinear(nn.Module):
         parts = self.integers, self.scale, self.zero, self.low
         return QuantizedTensor(*parts, self.bits, self.offset, self.half_run)
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix as floats of the model, for code that reads it, such as `nn.TransformerEncoderLayer`."""
+        return dequantized(self, self.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, dequantized(self, x.dtype), self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
-        """Moves to devices, but not to dtypes: scales keep theirs."""
-        dtypes = {name: tensor.dtype for name in _TENSORS if (tensor := getattr(self, name)) is not None}
+        """Moves to devices, but not to dtypes: scales keep theirs, and their values."""
+        before = {name: tensor for name in _TENSORS if (tensor := getattr(self, name)) is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, dtype in dtypes.items():
+        for name, tensor in before.items():
             moved = getattr(self, name)
-            if moved.dtype is not dtype:
-                setattr(self, name, moved.to(dtype))
+            if moved.dtype is not tensor.dtype:
+                setattr(self, name, tensor.to(moved.device))
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return self
 
     def extra_repr(self) -> str:

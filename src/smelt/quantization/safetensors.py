@@ -5,6 +5,7 @@
 
 import json
 import os
+from math import prod
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[torch.dtype, list[i
     for size in shape:
         count *= size
     begin, end = offsets
+    if prod(size for size in shape if size) >= 1 << 56:  # one with a size of 0, whose strides would be too large
+        raise fault("has an impossible shape")
     if end - begin != count:
         raise fault(f"has {end - begin} bytes, and its shape needs {count}")
     return _DTYPES[dtype], shape, begin, end

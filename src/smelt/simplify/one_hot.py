@@ -52,8 +52,8 @@ def _classes_of(node: fx.Node) -> fx.Node | None:
     for classes, numbers in ((left, right), (right, left)):
         if not isinstance(classes, fx.Node) or not isinstance(numbers, fx.Node):
             continue
-        is_integer = not tensor_spec(classes).dtype.is_floating_point and shape[dim] > 1
-        if is_integer and _is_one_along(classes, shape, dim) and _counts_along(numbers, shape, dim):
+        is_exact = all(_has_number(tensor_spec(each).dtype, shape[dim]) for each in (classes, numbers))
+        if is_exact and shape[dim] > 1 and _is_one_along(classes, shape, dim) and _counts_along(numbers, shape, dim):
             return classes
     return None
 
@@ -72,6 +72,13 @@ def _is_zero(value: object) -> bool:
     if not isinstance(value, fx.Node):
         return bool(value == 0)
     return value.target is aten.full.default and bool(value.args[1] == 0)
+
+
+def _has_number(dtype: torch.dtype, number: int) -> bool:
+    """Whether tensors of a dtype compare exactly with a number, and all that are less: 300 is 44 for bytes."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return False
+    return dtype is torch.bool or number <= torch.iinfo(dtype).max
 
 
 def _is_one_along(node: fx.Node, shape: Shape, dim: int) -> bool:

@@ -28,6 +28,7 @@ from tests.kernel_text import parse_kernel
 
 CHIPS = ["sm_75", "sm_80", "sm_90", "sm_100"]
 MOST_REGISTERS = 80  # 768 threads of a multiprocessor have those
+REGISTERS_TO_READ_AHEAD = {"column_sum_512_8000_0": 128}  # of 512 threads: sums of columns wait for memory (H200)
 
 
 def found_ptxas() -> str | None:
@@ -100,7 +101,8 @@ def golden() -> dict[str, Kernel]:
 def test_golden_kernels_assemble_and_spill_nothing(chip: str, tmp_path: Path) -> None:
     found = assembled(ptx_of(golden(), chip), chip, tmp_path)
     assert len(found) > len(golden())
-    assert {name: used for name, (used, _) in found.items() if used > MOST_REGISTERS} == {}
+    most = {name: REGISTERS_TO_READ_AHEAD.get(name, MOST_REGISTERS) for name in found}
+    assert {name: used for name, (used, _) in found.items() if used > most[name]} == {}
     assert {name: spilled for name, (_, spilled) in found.items() if spilled} == {}
 
 

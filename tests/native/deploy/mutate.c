@@ -233,10 +233,10 @@ read_all(const smelt_tensor *tensor)
 }
 
 static void
-read_outputs(smelt_session *session, const smelt_model *model)
+read_outputs(smelt_session *session, const smelt_model *model, size_t entry)
 {
     smelt_error error;
-    for (size_t i = 0; i < smelt_model_output_count(model); i++) {
+    for (size_t i = 0; i < smelt_entry_output_count(model, entry); i++) {
         smelt_tensor output;
         if (smelt_output(session, i, &output, &error)) {
             die("has no output");
@@ -249,11 +249,11 @@ read_outputs(smelt_session *session, const smelt_model *model)
 
 /* Inputs whose memory is just as large as they are; false: they would be too large, or are too many. */
 static bool
-make_inputs(const smelt_model *model, smelt_tensor *inputs, int64_t (*sizes)[SMELT_MAX_RANK], size_t count)
+make_inputs(const smelt_model *model, size_t entry, smelt_tensor *inputs, int64_t (*sizes)[SMELT_MAX_RANK], size_t count)
 {
     const int64_t small = (int64_t)below(3);
     for (size_t i = 0; i < count; i++) {
-        const smelt_info *info = smelt_model_input(model, i);
+        const smelt_info *info = smelt_entry_input(model, entry, i);
         int64_t elements = 1;
         for (int k = 0; k < info->rank; k++) {
             const int64_t low = info->dims[k].low, high = info->dims[k].high;
@@ -280,11 +280,14 @@ call(smelt_session *session, const smelt_model *model)
     smelt_tensor inputs[MOST_INPUTS] = {{0}};
     int64_t sizes[MOST_INPUTS][SMELT_MAX_RANK];
     smelt_error error;
-    const size_t count = smelt_model_input_count(model);
-    if (count <= MOST_INPUTS && make_inputs(model, inputs, sizes, count)) {
+    const size_t entry = below(smelt_model_entry_count(model)), count = smelt_entry_input_count(model, entry);
+    if (smelt_session_choose(session, entry, &error)) {
+        die("has an entry point that cannot be chosen");
+    }
+    if (count <= MOST_INPUTS && make_inputs(model, entry, inputs, sizes, count)) {
         if (smelt_run(session, inputs, count, &error) == SMELT_OK) {
             counts.ran++;
-            read_outputs(session, model);
+            read_outputs(session, model, entry);
         }
         else {
             counts.failed++;
@@ -335,10 +338,10 @@ save_and_load(smelt_session *session)
 
 /* Data of registers, each inside of its section. */
 static void
-look_at_registers(const smelt_session *session)
+look_at_registers(const smelt_session *session, EntryRun *at)
 {
     const File *file = &session->model->file;
-    const Table *table = &session->chosen->entry->table;
+    const Table *table = &at->entry->table;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
         const int64_t kind = table->registers[i].kind;
         if (kind != CONSTANT_REGISTER && kind != STATE_REGISTER) {
@@ -347,7 +350,7 @@ look_at_registers(const smelt_session *session)
         const char *begin = kind == STATE_REGISTER ? session->state : file_bytes(file, file->weights);
         const int64_t bytes = kind == STATE_REGISTER ? file->state->bytes : file->weights->bytes;
         int64_t held;
-        char *data = run_data(&session->chosen->run, i, &held);
+        char *data = run_data(&at->run, i, &held);
         if (data < begin || held < 0 || data - begin > bytes - held) {
             die("has data outside of its section");
         }
@@ -378,7 +381,9 @@ use(const unsigned char *data, size_t size)
     }
     counts.opened++;
     if (smelt_session_new(model, &run, &session, &error) == SMELT_OK) {
-        look_at_registers(session);
+        for (size_t i = 0; i < model->entry_count; i++) {
+            look_at_registers(session, &session->runs[i]);
+        }
         for (int i = 0; i < 3; i++) {
             call(session, model);
         }

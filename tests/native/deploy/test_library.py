@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.test_entry_points import box_artifact
 from tests.native.deploy.building import HERE, compiled, compiler, mutator, sanitized
 from tests.native.deploy.c_library import INCLUDE, LIBRARY, STATIC_LIBRARY, build_flags
 from tests.native.deploy.campaign import mutated
@@ -112,6 +113,7 @@ def test_threads_do_not_race(models: dict[str, Path], tmp_path: Path) -> None:
 
 def test_mutated_files_are_refused_or_run_safely(models: dict[str, Path], tmp_path: Path) -> None:
     """Some thousands, always the same ones; others by make test-files."""
-    found, failure = mutated(mutator(tmp_path), list(models.values()), start=0, count=8000)
+    entries = box_artifact().save(tmp_path / "box.smelt")
+    found, failure = mutated(mutator(tmp_path), [*models.values(), entries], start=0, count=8000)
     assert not failure, failure
     assert found["files"] == 8000 and found["refused"] > 2000 and found["ran"] > 4000

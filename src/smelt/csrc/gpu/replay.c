@@ -123,7 +123,7 @@ free_cuda_graphs(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
             continue; /* in use */
         }
         replay->failures += replay->graph_count > 0; /* recorded again at most so many times */
-        while (replay->graph_count) {
+        while (replay->graph_count && count < MAX_PROCESS_GRAPHS) { /* threads at once may record a few more */
             memories[count++] = forget(replay, replay->graph_count - 1);
         }
         pthread_mutex_unlock(&replay->lock);

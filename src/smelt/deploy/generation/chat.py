@@ -46,40 +46,52 @@ class Generator:
         self.max_length = int(about["max_length"])
         self.end = frozenset(about.get("end", ()))
         self.tokenizer: str | None = about.get("tokenizer")
-        self.length = 0  # tokens in the cache
-        self._last: int | None = None  # generated, and not in the cache yet
+        self._position = [info.name for info in self._model.state].index("position")
+        self._last: tuple[int, int] | None = None  # the last token, and its place in the cache once it is there
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache, as the file's state has it: a call that Ctrl-C meets is done before Python sees it."""
+        held = ctypes.c_int64()
+        self._session.read_state(self._position, ctypes.addressof(held), ctypes.sizeof(held))
+        return held.value
 
     def reset(self) -> None:
         """Begin a new text."""
         zero = ctypes.c_int64(0)
-        names = [info.name for info in self._model.state]
-        self._session.write_state(names.index("position"), ctypes.addressof(zero), ctypes.sizeof(zero))
-        self.length, self._last = 0, None
+        self._session.write_state(self._position, ctypes.addressof(zero), ctypes.sizeof(zero))
+        self._last = None
 
     def reply(self, tokens: Sequence[int], sampling: Sampling | None = None) -> Iterator[int]:
         """Append tokens to the text, then one token after the other, up to one that ends a text or until the cache is
         full."""
         sampling = sampling or Sampling()
+        if sampling.top_k < 1 or math.isnan(sampling.temperature):
+            raise SmeltError("SM052", f"a token is one of at least 1, at a temperature; this is {sampling}")
         chance = random.Random(sampling.seed)
-        prompt = [*(() if self._last is None else (self._last,)), *tokens]
+        length = self.length
+        prompt = [*((self._last[0],) if self._last and self._last[1] == length else ()), *tokens]
         if not prompt:
             raise SmeltError("SM052", "a text begins with at least one token")
-        if self.length + len(prompt) >= self.max_length:
-            room = self.max_length - self.length
-            raise SmeltError("SM052", f"{len(prompt)} tokens do not fit: the cache has room for {room} more")
+        if not all(0 <= token < 1 << 63 for token in prompt):
+            raise SmeltError("SM052", "the number of a token is negative, or has more than 63 bits")
+        if length + len(prompt) >= self.max_length:
+            room = self.max_length - length
+            what = f"the cache has room for {room} more, and a reply takes one"
+            raise SmeltError("SM052", f"{len(prompt)} tokens do not fit: {what}")
         self._run(self._prefill, prompt, (1, len(prompt)))
         while True:
-            self._last = self._chosen(sampling, chance)
-            yield self._last
-            if self._last in self.end or self.length + 1 >= self.max_length:
+            token, length = self._chosen(sampling, chance), self.length
+            self._last = token, length
+            yield token
+            if token in self.end or length + 1 >= self.max_length:
                 return
-            self._run(self._decode, [self._last], (1,))
+            self._run(self._decode, [token], (1,))
 
     def _run(self, entry: int, tokens: Sequence[int], sizes: tuple[int, ...]) -> None:
         held = (ctypes.c_int64 * len(tokens))(*tokens)
         self._session.choose(entry)
         self._session.run([TensorAt("int64", sizes, None, ctypes.addressof(held))])
-        self.length += len(tokens)
 
     def _chosen(self, sampling: Sampling, chance: random.Random) -> int:
         if sampling.temperature <= 0:

@@ -27,6 +27,7 @@ from smelt.symbolic.shapes import Shape, Size
 from smelt.symbolic.symsize import hint, known_equal
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_RANGES: dict[IntegerKind, tuple[int, int]] = {"i8": (-128, 127), "u8": (0, 255), "i4": (-8, 7), "u4": (0, 15)}
 _LEAST_PART = 4  # a value of fewer elements than this part of the weights is kept in memory: scales, zero points
 _MOST_NODES = 64
 
@@ -88,11 +89,12 @@ def _with_integers(
     source = sources[number]
     if _is_leaf(source, source) or source.spec.dtype not in _FLOATS or call.rule.factors[number].bounds:
         return None
+    itemsize = max(each.spec.dtype.itemsize for each in sources)
     while True:
         factor = call.rule.factors[number]
         sizes = (*call.shape, *call.rule.axes)
         try:
-            code = _Reader(source, sizes).element(source, (factor.offset, *factor.stride, *factor.along))
+            code = _Reader(source, sizes, itemsize).element(source, (factor.offset, *factor.stride, *factor.along))
             weights = _weights(code, sizes)
         except _NeedsCut as needed:
             call = cut_call(call, needed.cut)
@@ -142,16 +144,18 @@ def _is_leaf(value: FusionValue, source: FusionValue) -> bool:
 
 
 class _Reader:
-    """Writes the scalar code of an element of `source`."""
+    """Writes the scalar code of an element of `source`. The program rounds floats of less than `itemsize` bytes."""
 
-    def __init__(self, source: FusionValue, sizes: Shape) -> None:
-        self.source, self.sizes = source, sizes
+    def __init__(self, source: FusionValue, sizes: Shape, itemsize: int) -> None:
+        self.source, self.sizes, self.itemsize = source, sizes, itemsize
         self.nodes: list[_Node] = []
 
     def element(self, value: FusionValue, place: Place) -> _Node:
         if _is_leaf(value, self.source):
             return _Node("read", value=value, place=place, dtype=value.spec.dtype)
-        if len(self.nodes) > _MOST_NODES:
+        dtype = value.spec.dtype
+        is_rounded = dtype.is_floating_point and dtype.itemsize < self.itemsize and not is_copy(value)
+        if is_rounded or len(self.nodes) > _MOST_NODES:
             raise _NoWeights
         indices = split(self.sizes, place, value.spec.shape, value.spec.stride)
         if isinstance(indices, Cut):
@@ -240,14 +244,27 @@ def _of_memory(node: _Node, sizes: Shape) -> _Weights:
 
 
 def _of_cast(node: _Node, sizes: Shape) -> _Weights:
-    """Floats and wide integers have every integer of 8 bits; integers of 8 bits may not."""
-    weights = _weights(node.args[0], sizes)
-    fits = node.dtype not in SMALL_INTEGERS or (weights.half is not None and not weights.offset)
-    if weights.scale is None and not (fits and node.dtype is not torch.bool):
-        raise _NoWeights
-    if weights.scale is not None and not node.dtype.is_floating_point:
+    """Integers of 8 bits wrap. They are converted to each other as they are, and to others if they have not wrapped."""
+    inner = node.args[0]
+    weights, have, want = _weights(inner, sizes), inner.dtype, node.dtype
+    if weights.scale is not None:
+        exact = want.is_floating_point
+    elif want in SMALL_INTEGERS:
+        exact = weights.half is not None and (have in SMALL_INTEGERS or _fits(weights, want))
+    elif have in SMALL_INTEGERS:
+        exact = _fits(weights, have)
+    else:
+        exact = want.is_floating_point or not have.is_floating_point or weights.zero is None
+    if not exact or want is torch.bool:
         raise _NoWeights
     return weights
+
+
+def _fits(weights: _Weights, dtype: torch.dtype) -> bool:
+    """Whether every value that the integers may have is one of an integer dtype."""
+    least, most = _RANGES[weights.kind]
+    limits = torch.iinfo(dtype)
+    return weights.zero is None and limits.min <= least - weights.offset and most - weights.offset <= limits.max
 
 
 def _whole(weights: _Weights) -> _Weights:
@@ -385,6 +402,10 @@ def _of_fma(node: _Node, sizes: Shape) -> _Weights:
 def _in_memory(node: _Node, *, floats: bool = False) -> _Node:
     """An element in memory, converted or not."""
     while node.op == "cast" and node.args[0].op in ("cast", "read"):
+        have, want = node.args[0].dtype, node.dtype
+        is_wider = have in SMALL_INTEGERS and want not in (*SMALL_INTEGERS, torch.bool)
+        if not (want.is_floating_point or is_wider):
+            raise _NoWeights
         node = node.args[0]
     allowed = _FLOATS if floats else (*_FLOATS, *SMALL_INTEGERS)
     if node.op != "read" or node.dtype not in allowed:
@@ -408,7 +429,7 @@ def _constant(node: _Node) -> Number | None:
 
 
 def _integer(number: Number) -> int:
-    if number != int(number) or abs(number) > 256:
+    if not abs(number) <= 256 or number != int(number):  # no NaN either
         raise _NoWeights
     return int(number)
 
