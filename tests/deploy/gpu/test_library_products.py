@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.codegen.gpu import grid_plan
 from smelt.codegen.gpu.products import library_parts
 from smelt.ir.products import library_product
 from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
@@ -59,6 +60,12 @@ else:
     for call in calls:
         run(call, session)
 """
+
+
+@pytest.fixture(autouse=True)
+def no_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products here are small: kernels of few rows would take them before the library."""
+    monkeypatch.setattr(grid_plan, "few_rows", lambda *given: "left to the library")
 
 
 class Installed:
@@ -260,12 +267,9 @@ def test_sessions_multiply_on_several_threads(tmp_path: Path) -> None:
 
 _FLAGS = """
 import ctypes, sys
-from smelt.deploy.runtime import library
-class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("flags", ctypes.c_uint), ("allocator", ctypes.c_void_p),
-                ("device", ctypes.c_int), ("device_number", ctypes.c_int)]
+from smelt.deploy.runtime import _OpenOptions, library
 model = ctypes.c_void_p()
-options = Options(ctypes.sizeof(Options), int(sys.argv[2]), None, 0, 0)
+options = _OpenOptions(ctypes.sizeof(_OpenOptions), int(sys.argv[2]), None, 0, 0)
 library().smelt_model_open(sys.argv[1].encode(), ctypes.byref(options), ctypes.byref(model), None)
 print("libcublasLt" in open("/proc/self/maps").read())
 library().smelt_model_close(model)

@@ -149,13 +149,14 @@ class _Reader:
     def __init__(self, source: FusionValue, sizes: Shape, itemsize: int) -> None:
         self.source, self.sizes, self.itemsize = source, sizes, itemsize
         self.nodes: list[_Node] = []
+        self._depth = 0  # of values, each read by the one before
 
     def element(self, value: FusionValue, place: Place) -> _Node:
         if _is_leaf(value, self.source):
             return _Node("read", value=value, place=place, dtype=value.spec.dtype)
         dtype = value.spec.dtype
         is_rounded = dtype.is_floating_point and dtype.itemsize < self.itemsize and not is_copy(value)
-        if is_rounded or len(self.nodes) > _MOST_NODES:
+        if is_rounded or len(self.nodes) > _MOST_NODES or self._depth > _MOST_NODES:
             raise _NoWeights
         indices = split(self.sizes, place, value.spec.shape, value.spec.stride)
         if isinstance(indices, Cut):
@@ -163,7 +164,10 @@ class _Reader:
         if indices is None:
             raise _NoWeights
         assert isinstance(value.rule, PointRule)
-        return _Emitter(self, value, place, [tuple(index) for index in indices]).run(value.rule)
+        self._depth += 1
+        node = _Emitter(self, value, place, [tuple(index) for index in indices]).run(value.rule)
+        self._depth -= 1
+        return node
 
 
 class _Emitter:
