@@ -166,6 +166,10 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 LEFT_TO_EAGER = """
 import time
 from torch import nn
+from smelt.lazy.trials import Trial
+
+measured = Trial.add_recorded
+Trial.add_recorded = lambda self, seconds, is_cached: measured(self, seconds + 1, is_cached)
 
 def trained(how):
     torch.manual_seed(0)
