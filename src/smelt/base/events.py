@@ -112,7 +112,7 @@ class Event:
 
 
 class FellBack(str):
-    """Why the last graph, or what stands for one, falls back to eager."""
+    """Why the last graph falls back to eager."""
 
 
 class _Sinks(threading.local):

@@ -135,15 +135,21 @@ def join_siblings(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone
                 continue
             if group.multiplies:  # what it does besides is done to its sums
                 continue
-            if first is None or not known_equal(first.points, group.points):
-                first = group
-                continue
-            plan = why_not_merge(groups, first, group)
-            if isinstance(plan, str):
-                _report(first, group, plan)
-            elif budget.take(first, group):
-                merge(groups, first, group, plan)
-                first.members.sort(key=lambda member: member.id)
+            first = _merged(groups, first, group, budget)
+
+
+def _merged(groups: Groups, first: Group | None, group: Group, budget: RewriteBudget) -> Group:
+    """Merge `group` into `first` if both have the same points and nothing forbids it. Returns the group that later ones
+    are merged into."""
+    if first is None or not known_equal(first.points, group.points):
+        return group
+    plan = why_not_merge(groups, first, group)
+    if isinstance(plan, str):
+        _report(first, group, plan)
+    elif budget.take(first, group):
+        merge(groups, first, group, plan)
+        first.members.sort(key=lambda member: member.id)
+    return first
 
 
 def join_sums(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone: frozenset[int]) -> None:
@@ -160,15 +166,7 @@ def join_sums(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone: fr
             group = groups.by_value.get(user)
             if group is None or group is first or not _sums_rows(group) or user.id in alone:
                 continue
-            if first is None or not known_equal(first.points, group.points):
-                first = group
-                continue
-            plan = why_not_merge(groups, first, group)
-            if isinstance(plan, str):
-                _report(first, group, plan)
-            elif budget.take(first, group):
-                merge(groups, first, group, plan)
-                first.members.sort(key=lambda member: member.id)
+            first = _merged(groups, first, group, budget)
 
 
 def _sums_rows(group: Group) -> bool:

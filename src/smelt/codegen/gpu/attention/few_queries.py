@@ -39,7 +39,7 @@ _POINTS = Const | Load | Position | Compute | Cast
 
 
 def few_queries(kernel: Kernel, target: Target) -> list[Grid] | str:
-    """The grids, or why there are none."""
+    """The grids, or the reason why the schedule does not apply."""
     if not is_attention(kernel):
         return "it weighs nothing"
     reason = _why_not(kernel)

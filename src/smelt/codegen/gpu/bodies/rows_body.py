@@ -199,7 +199,7 @@ class RowsBody(PhaseBody):
         folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
         after = named(nothing, folded)
-        for name in sums:  # between threads, of which there are as many as there were sums
+        for name in sums:  # the sums of all threads are added in float64
             after[name] = tuple(b.convert("fpext", value, "f64") for value in after[name])
         return after, dtypes | dict.fromkeys(sums, torch.float64)
 

@@ -150,7 +150,7 @@ class FewRowsBody(PhaseBody):
         raise NotImplementedError
 
     def _summed(self) -> list[Value]:
-        """Whole turns of several steps, and what is left of the terms."""
+        """The sums over all terms: full rounds of several steps, then the remaining terms."""
         b, grid, step, terms = self.b, self.grid, self.grid.step, self.grid.term_count
         unroll = grid.split.unroll
         sums = [self.zero] * self.count()
@@ -305,7 +305,7 @@ class AcrossBody(FewRowsBody):
         self.base = b.add(own, b.mul(self.term, self.down[0]))
 
     def _whole(self, col: Value) -> Value:
-        """The first of cols that a lane reads: the last ones there are, where there are none."""
+        """The first column that a lane reads; past the end, the last columns."""
         return self.b.smin(col, self.grid.col_count - self.grid.vector)
 
     def count(self) -> int:
