@@ -90,12 +90,13 @@ class GpuGenerator(Generator):
                 parameters=names,
                 places=dict(plan.places),
                 aligned=aligned,
+                early=phase.kernel.early,
             )
             b.has_wide_floats = has_wide_floats(plan.kernel)
             phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
-            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call))
+            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call, b.overlaps))
         called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
         for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):

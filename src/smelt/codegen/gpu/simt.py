@@ -66,7 +66,7 @@ class Simt(Builder):
     """Code of one phase of a grid. `resident`: blocks side by side; the assembler spills no registers for more of them.
     `predicates`: stores that only some threads do are no branches. `block`: its number, where the caller finds it.
     `parameters`: names of the launch's buffers, in order; `places`: of those in the workspace, with their first bytes.
-    `aligned`: buffers begin at multiples of sixteen bytes."""
+    `aligned`: buffers begin at multiples of sixteen bytes. `early`: as `Kernel.early`."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Simt(Builder):
         parameters: Sequence[str] = (),
         places: Mapping[str, Size] | None = None,
         aligned: bool = True,
+        early: Sequence[str] | None = None,
     ) -> None:
         super().__init__(target, symbol, sizes)
         self.warp = target.warp_size
@@ -93,6 +94,8 @@ class Simt(Builder):
         self.is_vulkan = target.form == "spirv"
         self.predicates, self.aligned = predicates and not self.is_vulkan, aligned
         self._parameters, self._places = {name: place for place, name in enumerate(parameters)}, places or {}
+        self.overlaps = early is not None  # the launch may begin before earlier ones have ended
+        self._waits = False
         self.numbers: dict[int, str] = {}  # parameters that are no addresses, each with its kind in memory
         self.shared_bytes = 0
         self.has_barrier = False
@@ -214,6 +217,8 @@ class Simt(Builder):
     ) -> list[Value]:
         """`width` elements from `at` on. `aligned`: their address is a multiple of their size. `constant`: nobody
         writes there while the phase runs."""
+        # Earlier launches may still write there; and loads of constants move past the wait for them, in LLVM and ptxas.
+        constant = constant and not self.overlaps
         return self._load(pointer, at, kind, width, MOST_BYTES if aligned else 1, constant)
 
     def _load(
@@ -412,6 +417,15 @@ class Simt(Builder):
         """At the end: no block of a cluster is gone while another reads its shared memory."""
         self.body.append(Barrier("leave"))
 
+    # Launches.
+
+    def wait_for_launches(self) -> None:
+        """What earlier launches wrote may be read after it, and what they read may be written. Where no schedule says
+        when, it is the first thing."""
+        if self.overlaps and not self._waits:
+            self._waits = True
+            self.body.append(Barrier("earlier"))
+
     # The function.
 
     def taken(self, number: int) -> Value:
@@ -421,6 +435,8 @@ class Simt(Builder):
     def grid_function(self) -> Function:
         """All that was written, as a function."""
         assert self.sizes is not None
+        if self.overlaps:
+            self.body[0:0] = [Barrier("later"), *([] if self._waits else [Barrier("earlier")])]
         sizes = [param(f"size{slot}") for slot in range(len(self.sizes.params))]
         params = [*map(self.taken, range(self.buffers)), WORKSPACE, *sizes]
         function = self.function(self.symbol, params, "grid")

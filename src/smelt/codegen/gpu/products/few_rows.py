@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from smelt.codegen.axes import merged_axes
 from smelt.codegen.gpu.products.few_rows_body import (
     MATRIX_TERMS,
     AcrossBody,
@@ -62,22 +63,27 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     rows, cols = own[sides[0]], tuple(sorted(own[sides[1]], key=lambda axis: right.index.stride(axis.name) == 1))
     if right.quantized is not None or left.quantized is not None:
         return _quantized(kernel, contract, rows, cols, left, right, target)
-    if len(contract.axes) != 1:
+    inner, walked = (tuple(merged_axes(contract.axes, [factor.index])) for factor in (right, left))
+    way = _way(left, right, cols, inner[0]) if len(inner) == 1 else None
+    if len(inner) != 1 or (len(walked) > 1 and way is not Way.ALONG):
         return "its terms have several axes"
-    way = _way(left, right, cols, contract.axes[0])
     if way is None:
         return "weights are contiguous along neither terms nor cols"
     count = int(product(axis.size for axis in rows))
-    if way is Way.ALONG and count > 1 and _fits_matrix_units(kernel, left, right, contract, target):
-        way = Way.MATRIX
+    if way is Way.ALONG and count > 1 and len(walked) == 1:
+        way = Way.MATRIX if _fits_matrix_units(kernel, left, right, contract, inner[0], target) else way
     if count > (_MOST_MATRIX_ROWS if way is Way.MATRIX else _MOST_ROWS[dtype.itemsize]):
         return "it has many rows"
-    along = cols if way is Way.ACROSS else contract.axes
+    along = cols if way is Way.ACROSS else inner
     vector = _vector(left if way is not Way.ACROSS else None, right, along[-1], dtype)
+    while walked[-1].size % vector:
+        vector //= 2
     while way is Way.ACROSS and vector * count > _MOST_SUMS:
         vector //= 2
     whole, body = Split(1, 1, 1, 1), BODIES[way]
-    grid = FewRows(kernel, rows, cols, contract.axes, left, right, way, vector, target.warp_size, whole, body=body)
+    grid = FewRows(
+        kernel, rows, cols, inner, left, right, way, vector, target.warp_size, whole, body=body, walked=walked
+    )
     if grid.term_count < target.warp_size * vector and way is Way.ALONG:
         return "it has few terms"
     return _sized(grid)
@@ -122,15 +128,17 @@ def _way(left: Factor, right: Factor, cols: tuple[Axis, ...], inner: Axis) -> Wa
     return Way.ACROSS if cols and right.index.stride(cols[-1].name) == 1 else None
 
 
-def _fits_matrix_units(kernel: Kernel, left: Factor, right: Factor, contract: Contract, target: Target) -> bool:
+def _fits_matrix_units(
+    kernel: Kernel, left: Factor, right: Factor, contract: Contract, inner: Axis, target: Target
+) -> bool:
     dtype = kernel.buffer(right.buffer).dtype
     if not target.multiplies_matrices or dtype not in (torch.bfloat16, torch.float16):
         return False
     if kernel.buffer(left.buffer).dtype is not dtype:
         return False
-    if contract.dtype is not torch.float32 or contract.axes[0].size < MATRIX_TERMS:
+    if contract.dtype is not torch.float32 or inner.size < MATRIX_TERMS:
         return False
-    return _vector(left, right, contract.axes[0], dtype) == MOST_BYTES // dtype.itemsize
+    return _vector(left, right, inner, dtype) == MOST_BYTES // dtype.itemsize
 
 
 def _vector(left: Factor | None, right: Factor, axis: Axis, dtype: torch.dtype) -> int:

@@ -62,6 +62,7 @@ class FewRows(Grid):
     split: Split
     threads: int = 0
     body: type["FewRowsBody"] = field(kw_only=True)
+    walked: tuple[Axis, ...] = ()  # how the left factor goes along the terms
     units: object = None  # of quantized weights, how the sum runs over their bytes: `quantized_rows.Units`
 
     @property
@@ -156,14 +157,17 @@ class FewRowsBody(PhaseBody):
         sums = [self.zero] * self.count()
         whole = terms // (step * unroll) * (step * unroll)
         free: list[Mask] = [None] * unroll
-        if whole > step * unroll:
+        first = 0
+        if b.overlaps and whole > step * unroll:  # its first weights are read before it waits for earlier launches
+            sums, first = self.multiplied(b.index(0), unroll, free, sums), step * unroll
+        if whole - first > step * unroll:
 
             def some_steps(turn: Value, values: list[Value]) -> list[Value]:
                 return self.multiplied(b.convert("trunc", turn, b.index_kind), unroll, free, values)
 
-            sums = b.carried_loop(whole, sums, some_steps, step=step * unroll)
-        elif whole:
-            sums = self.multiplied(b.index(0), unroll, free, sums)
+            sums = b.carried_loop(whole, sums, some_steps, first=first, step=step * unroll)
+        elif whole > first:
+            sums = self.multiplied(b.index(first), unroll, free, sums)
         if whole < terms:
             sums = self.multiplied(b.index(whole), *self.rest(terms - whole), sums)
         return sums
@@ -203,6 +207,8 @@ class FewRowsBody(PhaseBody):
         at = at if mask is None else b.select(mask, at, 0)
         kind, width = kind or memory_kind(buffer.dtype), width or self.grid.vector
         constant = buffer.role is Role.INPUT
+        if factor.buffer not in (self.kernel.early or ()):
+            b.wait_for_launches()
         return b.load_global(b.pointer(factor.buffer), at, kind, width, aligned=b.aligned, constant=constant)
 
     def wide(self, factor: Factor, raw: Sequence[Value], mask: Mask) -> list[Value]:
@@ -269,10 +275,11 @@ class AlongBody(FewRowsBody):
             [self.read(grid.right, b.add(base, at), mask) for base in self.bases]
             for at, mask in zip(firsts, masks, strict=True)
         ]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
             ours = [self.wide(grid.right, each, mask) for each in raw]
-            term = b.add(at, self.term)
+            term = self._left_place(b.add(at, self.term))
             for row in range(grid.row_count):
                 theirs = self.wide(grid.left, self.read(grid.left, b.add(term, self.row_base(row)), mask), mask)
                 for col, own in enumerate(ours):
@@ -281,6 +288,14 @@ class AlongBody(FewRowsBody):
                         total = b.fma(x, w, total)
                     sums[row * cols + col] = total
         return sums
+
+    def _left_place(self, term: Value) -> Value:
+        """Where the left factor has a term, from the beginning of its row."""
+        walked = self.grid.walked
+        if len(walked) == 1:
+            return term
+        steps = tuple((axis.name, self.grid.left.index.stride(axis.name)) for axis in walked)
+        return self._offset(Index(steps), self._coordinates(term, walked))
 
     def kept(self, array: int, sums: list[Value]) -> None:
         b, cols = self.b, self.grid.split.cols
@@ -318,6 +333,7 @@ class AcrossBody(FewRowsBody):
             self.read(grid.right, b.add(self.base, b.mul(at, self.down[0])), mask)
             for at, mask in zip(firsts, masks, strict=True)
         ]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
             own = self.wide(grid.right, raw, mask)
@@ -377,10 +393,9 @@ class MatrixBody(FewRowsBody):
         kind = "f16" if self.kernel.buffer(grid.right.buffer).dtype is torch.float16 else "bf16"
         firsts = [b.add(first, number * MATRIX_TERMS) if number else first for number in range(steps)]
         places = list(zip(firsts, masks, strict=True))
-        weights, lefts = (
-            [[self._pairs(factor, b.add(base, at), mask) for base in bases] for at, mask in places]
-            for factor, bases in ((grid.right, self.bases), (grid.left, self.lefts))
-        )
+        weights = [[self._pairs(grid.right, b.add(base, at), mask) for base in self.bases] for at, mask in places]
+        b.wait_for_launches()
+        lefts = [[self._pairs(grid.left, b.add(base, at), mask) for base in self.lefts] for at, mask in places]
         sums = list(sums)
         for (upper, lower), rows in zip(weights, lefts, strict=True):
             for half in (0, 2):

@@ -111,6 +111,7 @@ class QuantizedBody(AlongBody):
         places = list(zip(firsts, masks, strict=True))
         words = [[self._words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
         scales = [[self._scales(b.add(at, self.term), mask, col) for col in range(cols)] for at, mask in places]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, of_cols, scaled in zip(firsts, masks, words, scales, strict=True):
             ours = [self._numbers(each) for each in of_cols]
@@ -204,6 +205,8 @@ class QuantizedBody(AlongBody):
             unit = unit if mask is None else b.select(mask, unit, 0)
             at = b.add(at, b.mul(b.lshr(unit, units.group.bit_length() - 1), step))
         dtype = self.kernel.buffer(element.buffer).dtype
+        if element.buffer not in (self.kernel.early or ()):
+            b.wait_for_launches()
         (raw,) = b.load_global(b.pointer(element.buffer), at, memory_kind(dtype), constant=True)
         return cast(b, from_memory(b, raw, dtype), dtype, self.contract.dtype)
 
