@@ -31,6 +31,7 @@ _QUAD = 4  # lanes that share a row of a matrix
 class Way(Enum):
     ALONG = "along"
     QUANTIZED = "quantized"
+    QUANTIZED_MATRIX = "quantized matrix"
     ACROSS = "across"
     MATRIX = "matrix"
 
@@ -86,15 +87,25 @@ class FewRows(Grid):
         return -(-self.col_count // self.block_cols)
 
     @property
+    def by_matrix(self) -> bool:
+        """Whether matrix units multiply."""
+        return self.way in (Way.MATRIX, Way.QUANTIZED_MATRIX)
+
+    @property
     def held_rows(self) -> int:
         """Rows that a team has sums of."""
-        return self.row_count if self.way is not Way.MATRIX else -(-self.row_count // ROW_TILE) * ROW_TILE
+        return -(-self.row_count // ROW_TILE) * ROW_TILE if self.by_matrix else self.row_count
+
+    @property
+    def tile(self) -> int:
+        """Terms that a warp takes at once with matrix units."""
+        return _QUAD * self.vector
 
     @property
     def step(self) -> int:
         """Terms that a team takes at once."""
-        if self.way is Way.MATRIX:
-            return MATRIX_TERMS * self.split.warps
+        if self.by_matrix:
+            return self.tile * self.split.warps
         lanes = self.warp * self.vector
         return (lanes // self.split.cols if self.way is Way.ACROSS else lanes) * self.split.warps
 
@@ -362,47 +373,58 @@ class MatrixBody(FewRowsBody):
         b, grid = self.b, self.grid
         self.group, self.place = b.lshr(b.lane(), 2), b.and_(b.lane(), _QUAD - 1)
         # A warp's steps at once lie side by side: in rows of the weights, it reads long runs.
-        self.term = b.add(b.mul(self.part, MATRIX_TERMS * grid.split.unroll), b.mul(self.place, grid.vector))
+        self.term = b.add(b.mul(self.part, grid.tile * grid.split.unroll), b.mul(self.place, grid.vector))
         cols = [
             b.add(self.first, b.add(self.group, more)) if more else b.add(self.first, self.group) for more in (0, 8)
         ]
         self.bases = [b.add(self.own_base(grid.right, grid.cols, col), self.term) for col in cols]
         rows = [b.add(self.group, more) if more else self.group for more in range(0, grid.held_rows, ROW_TILE)]
-        self.lefts = [b.add(self.own_base(grid.left, grid.rows, row), self.term) for row in rows]
+        self.lefts = [self.own_base(grid.left, grid.rows, row) for row in rows]
 
     def count(self) -> int:
         return 4 * len(self.lefts)
 
+    @property
+    def kind(self) -> str:
+        """What is multiplied."""
+        return "f16" if self.kernel.buffer(self.grid.left.buffer).dtype is torch.float16 else "bf16"
+
     def rest(self, terms: int) -> tuple[int, list[Mask]]:
         b, unroll = self.b, self.grid.split.unroll
-        masks = [b.icmp("slt", self.term, b.index(terms - number * MATRIX_TERMS)) for number in range(unroll)]
+        masks = [b.icmp("slt", self.term, b.index(terms - number * self.grid.tile)) for number in range(unroll)]
         return unroll, list(masks)
 
-    def _pairs(self, factor: Factor, at: Value, mask: Mask) -> list[Value]:
+    def firsts(self, first: Value, steps: int) -> list[Value]:
+        """Where a warp's tiles begin."""
+        return [self.b.add(first, number * self.grid.tile) if number else first for number in range(steps)]
+
+    def pairs(self, factor: Factor, at: Value, mask: Mask, count: int) -> list[Value]:
+        """So many words, each of two terms; zero where there is nothing."""
         b = self.b
         if b.aligned:
-            words = self.read(factor, b.lshr(at, 1), mask, "i32", self.grid.vector // 2)
+            words = self.read(factor, b.lshr(at, 1), mask, "i32", count)
         else:
-            halves = [b.convert("bitcast", each, "i16") for each in self.read(factor, at, mask)]
+            halves = [b.convert("bitcast", each, "i16") for each in self.read(factor, at, mask, width=2 * count)]
             wide = [b.convert("zext", each, "i32") for each in halves]
             words = [b.or_(low, b.shl(high, 16)) for low, high in zip(wide[::2], wide[1::2], strict=True)]
         return words if mask is None else [b.select(mask, each, 0) for each in words]
 
     def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid = self.b, self.grid
-        kind = "f16" if self.kernel.buffer(grid.right.buffer).dtype is torch.float16 else "bf16"
-        firsts = [b.add(first, number * MATRIX_TERMS) if number else first for number in range(steps)]
-        places = list(zip(firsts, masks, strict=True))
-        weights = [[self._pairs(grid.right, b.add(base, at), mask) for base in self.bases] for at, mask in places]
+        places = list(zip(self.firsts(first, steps), masks, strict=True))
+        weights = [[self.pairs(grid.right, b.add(base, at), mask, grid.vector // 2) for base in self.bases] for at, mask in places]
         b.wait_for_launches()
-        lefts = [[self._pairs(grid.left, b.add(base, at), mask) for base in self.lefts] for at, mask in places]
+        lefts = [
+            [self.pairs(grid.left, b.add(base, b.add(at, self.term)), mask, grid.vector // 2) for base in self.lefts]
+            for at, mask in places
+        ]
         sums = list(sums)
         for (upper, lower), rows in zip(weights, lefts, strict=True):
             for half in (0, 2):
                 a = [upper[half], lower[half], upper[half + 1], lower[half + 1]]
                 for tile, words in enumerate(rows):
                     place = slice(4 * tile, 4 * tile + 4)
-                    sums[place] = b.mma(kind, a, words[half : half + 2], sums[place])
+                    sums[place] = b.mma(self.kind, a, words[half : half + 2], sums[place])
         return sums
 
     def kept(self, array: int, sums: list[Value]) -> None:
