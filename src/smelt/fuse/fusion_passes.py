@@ -23,6 +23,7 @@ from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, reco
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
 from smelt.fuse.launches.overlap_launches import overlap_launches
+from smelt.fuse.launches.side_by_side import side_by_side
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
@@ -128,6 +129,10 @@ def _group_launches(program: Program, context: FusionContext) -> Program:
     return group_launches(program, context.targets.limits_for, context.budget)
 
 
+def _side_by_side(program: Program, context: FusionContext) -> Program:
+    return side_by_side(program, context.targets.limits_for, context.budget)
+
+
 def _overlap_launches(program: Program, context: FusionContext) -> Program:
     return overlap_launches(program, context.targets.limits_for)
 
@@ -180,6 +185,10 @@ MEMORY = (
     Row(
         "group launches", PROGRAM, PROGRAM, _group_launches,
         "once kernels are final, before offsets: what is launched as one is in memory at the same time", BudgetUse.EACH,
+    ),
+    Row(
+        "side by side", PROGRAM, PROGRAM, _side_by_side,
+        "after launches of one body, which may be many; before offsets, as those", BudgetUse.EACH,
     ),
     Row(
         "overlap launches", PROGRAM, PROGRAM, _overlap_launches,

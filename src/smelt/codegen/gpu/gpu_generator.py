@@ -17,6 +17,7 @@ from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.gpu.side_by_side import emit_side_by_side
 from smelt.codegen.gpu.simt import Simt, has_wide_floats
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
@@ -51,6 +52,7 @@ class GpuGenerator(Generator):
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
         grouped = emit_group(f"{symbol}_0", kernels, target, aligned=aligned)
+        grouped = grouped or emit_side_by_side(f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0

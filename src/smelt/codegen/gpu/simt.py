@@ -34,6 +34,7 @@ from smelt.ir.loops import (
     Function,
     Id,
     Mma,
+    Node,
     Number,
     Remote,
     SharedArray,
@@ -426,6 +427,34 @@ class Simt(Builder):
             self._waits = True
             self.body.append(Barrier("earlier"))
 
+    def waiting_body(self) -> list[Node]:
+        """The code, which waits first unless it waits somewhere else."""
+        return [Barrier("earlier"), *self.body] if self.overlaps and not self._waits else self.body
+
+    # Several grids in one function.
+
+    def follow(self, previous: "Simt") -> None:
+        """Use the numbers of threads that `previous` has read, and other names for values."""
+        self._ids, self._count = previous._ids, previous._count
+
+    def join(self, others: Sequence["Simt"]) -> None:
+        """Take over what the code of others needs, which becomes part of this function."""
+        self._waits = True
+        for b in others:
+            self.numbers |= b.numbers
+            self.helpers |= b.helpers
+            self._arrays |= b._arrays
+            self.shared_bytes = max(self.shared_bytes, b.shared_bytes)
+            self.has_barrier |= b.has_barrier
+        self.prologue = [node for b in (*others, self) for node in b.prologue]
+
+    def block_of_all(self) -> Value:
+        """Which block of the launch this is, whichever grid it is of. It is read where the function begins."""
+        if self.index_kind == "i32":
+            return self.id("block")
+        self.body = self.prologue
+        return self._wide(self.id("block"))
+
     # The function.
 
     def taken(self, number: int) -> Value:
@@ -436,7 +465,7 @@ class Simt(Builder):
         """All that was written, as a function."""
         assert self.sizes is not None
         if self.overlaps:
-            self.body[0:0] = [Barrier("later"), *([] if self._waits else [Barrier("earlier")])]
+            self.body = [Barrier("later"), *self.waiting_body()]
         sizes = [param(f"size{slot}") for slot in range(len(self.sizes.params))]
         params = [*map(self.taken, range(self.buffers)), WORKSPACE, *sizes]
         function = self.function(self.symbol, params, "grid")

@@ -11,31 +11,38 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from smelt.device.fusion_limits import Limits
-from smelt.ir.kernel import Contract, Kernel, Role
+from smelt.ir.kernel import Contract, Kernel, KernelGroup, Role, members
 from smelt.ir.program import Launch, Place, Program, Step, writes
 
 
 def overlap_launches(program: Program, limits_of: Callable[[str], Limits]) -> Program:
     """The program, with kernels that may begin early if it has products by kernels."""
-    kernels = {id(kernel): kernel for kernel in program.kernels if isinstance(kernel, Kernel)}
-    mine = [kernel for kernel in kernels.values() if limits_of(kernel.target).overlaps_launches]
-    if not any(isinstance(i, Contract) for kernel in mine for i in kernel.instructions()):
+    known = {id(kernel): kernel for launched in program.kernels for kernel in members(launched)}
+    mine = {number: kernel for number, kernel in known.items() if limits_of(kernel.target).overlaps_launches}
+    if not any(isinstance(i, Contract) for kernel in mine.values() for i in kernel.instructions()):
         return program
     written = {name for step in program.steps for name in writes(step)}
     given = {buffer.name for buffer in program.buffers if buffer.place in (Place.INPUT, Place.CONSTANT)} - written
-    early = {id(kernel): {buffer.name for buffer in kernel.parameters if _is_read(kernel, buffer.name)} for kernel in mine}
+    early = {number: _inputs(kernel) for number, kernel in mine.items()}
     for step in program.steps:
-        if isinstance(step, Launch) and id(step.kernel) in early:
-            names = zip(step.kernel.parameters, step.args, strict=True)
-            early[id(step.kernel)] &= {buffer.name for buffer, name in names if name in given}
-    changed = {id(kernel): replace(kernel, early=tuple(sorted(early[id(kernel)]))) for kernel in mine}
+        for kernel, args in step.parts if isinstance(step, Launch) else ():
+            if id(kernel) in early:
+                names = zip(kernel.parameters, args, strict=True)
+                early[id(kernel)] &= {buffer.name for buffer, name in names if name in given}
+    changed = {number: replace(kernel, early=tuple(sorted(early[number]))) for number, kernel in mine.items()}
+    groups: dict[int, KernelGroup] = {}
 
     def overlapping(step: Step) -> Step:
-        changes = isinstance(step, Launch) and id(step.kernel) in changed
-        return replace(step, kernel=changed[id(step.kernel)]) if changes else step
+        if not isinstance(step, Launch):
+            return step
+        if isinstance(step.kernel, Kernel):
+            return replace(step, kernel=changed.get(id(step.kernel), step.kernel))
+        kernels = tuple(changed.get(id(kernel), kernel) for kernel in step.kernel.kernels)
+        group = groups.setdefault(id(step.kernel), replace(step.kernel, kernels=kernels))
+        return replace(step, kernel=group)
 
     return replace(program, steps=tuple(map(overlapping, program.steps)))
 
 
-def _is_read(kernel: Kernel, name: str) -> bool:
-    return kernel.buffer(name).role is Role.INPUT
+def _inputs(kernel: Kernel) -> set[str]:
+    return {buffer.name for buffer in kernel.parameters if buffer.role is Role.INPUT}
