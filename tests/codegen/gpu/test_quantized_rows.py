@@ -16,7 +16,6 @@ from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
-
 MATRIX_WARP = 32  # of the host, with matrix units
 
 

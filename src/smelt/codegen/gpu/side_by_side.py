@@ -60,7 +60,8 @@ def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *,
 def _joined(symbol: str, builders: Sequence[Simt], grids: Sequence[Grid]) -> EntryCode:
     """One function of them, a branch for each."""
     *others, whole = builders
-    bodies, starts = [b.waiting_body() for b in builders], [*accumulate((int(grid.blocks) for grid in grids), initial=0)]
+    bodies = [b.waiting_body() for b in builders]
+    starts = [*accumulate((int(grid.blocks) for grid in grids), initial=0)]
     whole.join(others)
     block = whole.block_of_all()
     code: list[Node] = []

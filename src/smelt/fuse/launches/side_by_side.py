@@ -13,7 +13,7 @@ from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel import Accumulate, Contract, Kernel, KernelGroup, Reduce, Role, Scan, WeightedSum
 from smelt.ir.program import Launch, Program, Step, reads, writes
-from smelt.symbolic.symsize import is_symsize
+from smelt.ir.substitute_sizes import shape_env_of
 
 _MOST_KERNELS = 4
 _MOST_POINTS = 1 << 16  # of a pointwise kernel: launching a larger one takes less time than running it
@@ -55,8 +55,7 @@ def kind_of(step: Step, limits_of: Callable[[str], Limits]) -> type | None:
     if not isinstance(step, Launch) or not isinstance(step.kernel, Kernel):
         return None
     kernel = step.kernel
-    sizes = [axis.size for axis in kernel.rows + kernel.cols]
-    if not limits_of(kernel.target).overlaps_launches or any(map(is_symsize, sizes)):
+    if not limits_of(kernel.target).overlaps_launches or shape_env_of(kernel) is not None:
         return None
     kinds = {type(i) for i in kernel.instructions()}
     if WeightedSum in kinds or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):

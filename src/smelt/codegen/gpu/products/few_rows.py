@@ -23,7 +23,13 @@ from smelt.codegen.gpu.products.few_rows_body import (
     Split,
     Way,
 )
-from smelt.codegen.gpu.products.quantized_rows import QuantizedBody, QuantizedMatrixBody, bytes_at_once, in_bytes, units_of
+from smelt.codegen.gpu.products.quantized_rows import (
+    QuantizedBody,
+    QuantizedMatrixBody,
+    bytes_at_once,
+    in_bytes,
+    units_of,
+)
 from smelt.codegen.gpu.simt import MOST_BYTES
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Contract, Factor, Kernel
@@ -40,6 +46,7 @@ _MOST_UNROLLED = 4  # vectors of weights that a lane asks for before it multipli
 _ACROSS_LANES, _FEW_BLOCKS = 4, 64  # lanes side by side along the cols, unless that leaves few blocks
 _MOST_TERMS = 1 << 18  # weights of a block: of more, several blocks share the terms
 _MATRIX_COLS = 16
+_MULTIPROCESSORS = 132
 _QUAD, _LEAST_TILE = 4, 4  # lanes that share a col; bytes of each of them
 _BYTES_IN_FLIGHT = 128  # of quantized weights, that a lane asks for before it multiplies
 
@@ -161,8 +168,14 @@ def split_of(grid: FewRows) -> Split:
     """Which splits are fastest was measured on an H200 by `python -m benchmarks.gpu_products --sweep`."""
     if grid.way is Way.MATRIX:
         return _shared(grid, _MATRIX_COLS, MATRIX_TERMS)
-    if grid.way is Way.QUANTIZED_MATRIX:
-        return _shared(grid, _MATRIX_COLS, grid.tile, _BYTES_IN_FLIGHT // (2 * grid.vector))
+    if grid.way is Way.QUANTIZED_MATRIX:  # all that a warp reads at once: then few warps, else as many as there may be
+        unroll, steps, warps = _BYTES_IN_FLIGHT // (2 * grid.vector), -(-grid.term_count // grid.tile), 1
+        while warps < _MOST_WARPS and warps * unroll < steps:
+            warps *= 2
+        while unroll > 1 and warps * unroll // 2 >= steps:
+            unroll //= 2
+        teams = min(_BLOCK_WARPS // warps, grid.col_count // (_MATRIX_COLS * _MULTIPROCESSORS))
+        return Split(_MATRIX_COLS, warps, max(1, teams & -teams), unroll)
     if grid.way in (Way.ALONG, Way.QUANTIZED):
         return _shared(grid, 1, grid.warp * grid.vector)
     lanes = min(_ACROSS_LANES, grid.warp // 2)
@@ -172,11 +185,11 @@ def split_of(grid: FewRows) -> Split:
     return replace(_shared(grid, cols, grid.warp // lanes), warps=_MOST_WARPS, teams=1, unroll=2)
 
 
-def _shared(grid: FewRows, cols: int, terms: int, most: int = _MOST_UNROLLED) -> Split:
-    """With so many warps that each takes `terms` a few times, as many times at once as it can, up to `most`."""
+def _shared(grid: FewRows, cols: int, terms: int) -> Split:
+    """With so many warps that each takes `terms` a few times, as many times at once as it can."""
     steps, warps, unroll = -(-grid.term_count // terms), 1, 1
     while warps < _BLOCK_WARPS and steps // (2 * warps) >= _LEAST_VECTORS:
         warps *= 2
-    while unroll < most and steps // warps >= 2 * unroll:
+    while unroll < _MOST_UNROLLED and steps // warps >= 2 * unroll:
         unroll *= 2
     return Split(cols, warps, _BLOCK_WARPS // warps, unroll)

@@ -412,7 +412,10 @@ class MatrixBody(FewRowsBody):
     def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid = self.b, self.grid
         places = list(zip(self.firsts(first, steps), masks, strict=True))
-        weights = [[self.pairs(grid.right, b.add(base, at), mask, grid.vector // 2) for base in self.bases] for at, mask in places]
+        weights = [
+            [self.pairs(grid.right, b.add(base, at), mask, grid.vector // 2) for base in self.bases]
+            for at, mask in places
+        ]
         b.wait_for_launches()
         lefts = [
             [self.pairs(grid.left, b.add(base, b.add(at, self.term)), mask, grid.vector // 2) for base in self.lefts]
