@@ -84,8 +84,8 @@ class Size:
         if self.groups:
             axes = (Axis("g", self.groups), Axis("k", self.terms // self.groups))
             scale = Element("s", Index((("j", self.groups), ("g", 1))))
-            kind, offset = ("u4", 8) if self.bits == 4 else ("i8", 0)
-            (left, right), quantized = map(self._grouped, (left, right)), Quantized(kind, scale, offset=offset)
+            left, right = map(self._grouped, (left, right))
+            quantized = Quantized("u4", scale, offset=8) if self.bits == 4 else Quantized("i8", scale)
             right = replace(right, quantized=quantized)
         contract = Contract("p", axes, left, right, wide)
         rounded = () if wide is self.given else (Cast("q", "p", self.given),)
