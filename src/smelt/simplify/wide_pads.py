@@ -94,7 +94,7 @@ class _Widened:
         source = self.node.args[0]
         assert isinstance(source, fx.Node)
         wide = self._wide(source, self.padding, 0)
-        result = wide and self._masked(wide, tensor_spec(source).shape)
+        result = wide and self._padded(wide, tensor_spec(source).shape)
         if result is not None:
             spec, want = tensor_spec(result), tensor_spec(self.node)
             if (spec.shape, spec.stride, spec.dtype) == (want.shape, want.stride, want.dtype):
@@ -128,6 +128,13 @@ class _Widened:
             return None
         self.inserted.append(insert(self.node, target, args, kwargs, spec))
         return self.inserted[-1]
+
+    def _padded(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
+        """With the padding. A value that is rounded gets it before: it is computed where it is not rounded yet."""
+        exact = wide.args[0] if wide.target is aten._to_copy.default and [*wide.kwargs] == ["dtype"] else None
+        if isinstance(exact, fx.Node) and tensor_spec(exact).dtype is torch.float32 and _is_computed(exact):
+            return self._call(aten._to_copy.default, self._masked(exact, inner), **wide.kwargs)
+        return self._masked(wide, inner)
 
     def _masked(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
         """The padding where positions are not of the source."""

@@ -27,6 +27,7 @@ from smelt.symbolic.symsize import is_symsize
 
 _LOWEST = torch.finfo(torch.float32).min
 _F32 = torch.float32
+_POINTS_AT_ONCE = 16  # that a thread takes: with 32, registers leave room for one block of 512 threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class OnlineBody(RowsBody):
 
     def _both_loops(self) -> None:
         b, grid, online = self.b, self.grid, self.online
-        at_once, before = self._tiles_at_once(online.first), {**self.values}
+        at_once = min(self._tiles_at_once(online.first), max(1, _POINTS_AT_ONCE // grid.width))
+        before = {**self.values}
 
         def some_tiles(turn: Value, carried: list[Value]) -> list[Value]:
             most, reference, total = carried
@@ -107,9 +109,7 @@ class OnlineBody(RowsBody):
         self.run([i for i in stage.body if i is not fold], {**self.rows, **where}, mask, tile)
         values = self._spread(self.values[fold.value])
         self.values = outside
-        if mask is None:
-            return values
-        return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in values)
+        return self._of_points(values, mask, self.b.const("f32", neutral(fold.op, _F32)))
 
     def _share(self, most: Value, reference: Value, total: Value) -> None:
         """Combine the results of all threads of the team."""
