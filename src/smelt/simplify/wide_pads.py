@@ -131,10 +131,19 @@ class _Widened:
 
     def _padded(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
         """With the padding. A value that is rounded gets it before: it is computed where it is not rounded yet."""
-        exact = wide.args[0] if wide.target is aten._to_copy.default and [*wide.kwargs] == ["dtype"] else None
-        if isinstance(exact, fx.Node) and tensor_spec(exact).dtype is torch.float32 and _is_computed(exact):
-            return self._call(aten._to_copy.default, self._masked(exact, inner), **wide.kwargs)
-        return self._masked(wide, inner)
+        rounded: Any = wide
+        while rounded.target is aten.view.default:
+            rounded = rounded.args[0]
+        exact = rounded.args[0] if rounded.target is aten._to_copy.default else None
+        spec = tensor_spec(wide)
+        if not isinstance(exact, fx.Node) or tensor_spec(exact).dtype is not torch.float32:
+            return self._masked(wide, inner)
+        if tensor_spec(exact).device != spec.device:
+            return self._masked(wide, inner)
+        if tensor_spec(exact).shape != spec.shape:
+            exact = self._call(aten.view.default, exact, list(spec.shape))
+        padded = None if exact is None else self._masked(exact, inner)
+        return self._call(aten._to_copy.default, padded, dtype=spec.dtype)
 
     def _masked(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
         """The padding where positions are not of the source."""
