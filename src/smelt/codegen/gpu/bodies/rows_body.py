@@ -284,7 +284,8 @@ class RowsBody(PhaseBody):
         """The values of the points that there are, and `nothing` for others."""
         b = self.b
         if self.lane_masks:
-            inside = (self._both(each, self.row_mask) for each in self.lane_masks)
+            rows = self.row_mask
+            inside = [each if rows is None else b.and_(each, rows) for each in self.lane_masks]
             return tuple(b.select(each, value, nothing) for each, value in zip(inside, values, strict=True))
         return values if mask is None else tuple(b.select(mask, value, nothing) for value in values)
 
