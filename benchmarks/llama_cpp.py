@@ -1,12 +1,12 @@
-"""`smelt.generate` on the CPU beside llama.cpp, with the weights of one GGUF file: decoding and a prefill of 512 tokens.
+"""`smelt.generate` on the CPU beside llama.cpp, with one GGUF file: decoding, and a prefill of 512 tokens.
 
     cmake -G Ninja -S llama.cpp -B build -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_COMMON=OFF …
     g++ -O2 -Illama.cpp/include -Illama.cpp/ggml/include benchmarks/llama_cpp_peer.cpp -o peer build/src/libllama.a …
     python -m benchmarks.llama_cpp --peer ./peer [--sizes 110m 1b] [--formats bf16 f16 q8_0 q4_0] [--threads 2]
 
 Llama-like models with random weights. One line per model and format: tokens per second of smelt and of llama.cpp, the
-bytes of weights that smelt reads per second beside a plain read, and how many of the first greedy tokens agree: llama.cpp
-rounds activations to 8 bits where weights are quantized.
+bytes of weights that smelt reads per second beside a plain read, and how many of the first greedy tokens agree:
+llama.cpp rounds activations to 8 bits where weights are quantized.
 """
 
 import argparse
@@ -41,7 +41,8 @@ NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 PROMPT = [(37 * place + 11) % 1000 for place in range(32)]
 ROUNDS = 3
