@@ -26,6 +26,7 @@ from smelt.symbolic.symsize import hint, known_equal
 _BYTES = 3  # of an integer
 _MOST_ROWS = 2
 _PIECE_VECTORS = 16  # of the right factor that are written one after the other
+_LONG_COLS = 4  # times rows: their sums stay in registers
 _PREFETCH_BYTES = 1024  # Cascade Lake: 4-bit weights are read 1.09 times as fast
 _LARGEST_MANTISSA = 0x7EFF7F  # of a float32 below 2^23 whose three bytes have no overflow
 _INFINITE = 0x7F800000
@@ -61,6 +62,16 @@ class FixedPoint:
     def steps(self) -> int:
         """Vectors of a group; 1 where a vector has one or several groups."""
         return max(1, self.units // self.width)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a group is a loop of its own."""
+        return self.steps > _PIECE_VECTORS
+
+    @property
+    def cols(self) -> int:
+        """Rows of the right factor side by side. Memory is read faster from several; pieces need many registers."""
+        return _LONG_COLS // self.rows if self.is_long else 1
 
     # A tile of the left factor, in elements of 4 bytes: bytes of x for each vector; what is subtracted from the sums
     # of each vector or group; steps 2^-n of each group; sums of each group.
@@ -245,21 +256,26 @@ class FixedPointDots:
         left, sums = (Array(b, each, torch.float32) for each in (_LEFT, _SUMS))
         right = Array(b, _RIGHT, torch.uint8)
         taken = [Array(b, each[0], dtype) for each, dtype in zip(_ELEMENTS, self.dtypes, strict=False)]
-        with b.loop(0, _WIDTH, 1) as column:
-            line = right.at(b.mul(column, _APART))
-            elements = [array.at(b.mul(column, each[1])) for array, each in zip(taken, _ELEMENTS, strict=False)]
+        with b.loop(0, _WIDTH, form.cols) as column:
+            cols = [b.smin(b.add(column, number), b.sub(_WIDTH, 1)) for number in range(form.cols)]
+            lines = [right.at(b.mul(col, _APART)) for col in cols]
+            elements = [
+                [array.at(b.mul(col, each[1])) for array, each in zip(taken, _ELEMENTS, strict=False)] for col in cols
+            ]
             with b.loop(0, _ROW_COUNT, form.rows) as row:
                 panel = left.at(b.mul(b.udiv(row, form.rows), form.elements))
-                totals = self._row(line, elements, panel)
+                totals = self._along(lines, elements, panel)
                 corner = sums.at(b.add(b.mul(row, _PITCH), column))
-                for number, total in enumerate(totals):
-                    store_totals([total], corner.at(b.mul(_PITCH, number)))
+                for number in range(form.rows):
+                    store_totals(totals[number :: form.rows], corner.at(b.mul(_PITCH, number)))
         return b.function(self.name, (*_TAKEN, *(each for some in _ELEMENTS[: len(taken)] for each in some)), "shared")
 
-    def _row(self, line: Array, elements: list[Array], panel: Array) -> list[Value]:
-        """The products of a row of the right factor: a loop over pieces of many groups, then smaller pieces."""
+    def _along(self, lines: list[Array], elements: list[list[Array]], panel: Array) -> list[Value]:
+        """The products of some rows of the right factor, those of the first one first: a loop over pieces of many
+        groups, then smaller pieces."""
         b, form = self.b, self.form
-        totals = [b.const("f32", 0.0, form.lanes)] * form.rows
+        totals = [b.const("f32", 0.0, form.lanes)] * (form.rows * form.cols)
+        piece = self._long_group if form.is_long else self._piece
         done, groups = 0, 1
         while 2 * groups <= min(form.lanes, form.groups) and 2 * groups * form.units <= _PIECE_VECTORS * form.width:
             groups *= 2
@@ -269,84 +285,87 @@ class FixedPointDots:
             if count > 1:
                 loop = b.begin(0, count, 1, totals)
                 first, values = b.mul(loop.index, groups), list(loop.values)
-                totals = list(loop.end(*self._piece(line, elements, panel, first, groups, values)))
+                totals = list(loop.end(*piece(lines, elements, panel, first, groups, values)))
             elif count:
-                totals = self._piece(line, elements, panel, b.const("i64", done), groups, totals)
+                totals = piece(lines, elements, panel, b.const("i64", done), groups, totals)
             done += count * groups
             assert groups >= least
             groups //= 2
         return totals
 
-    def _piece(
-        self, line: Array, elements: list[Array], panel: Array, first: Value, groups: int, totals: list[Value]
+    def _scales(
+        self, elements: list[Array], panel: Array, first: Value, groups: int, totals: list[Value]
     ) -> list[Value]:
-        """The totals with the products of some groups more."""
+        """The scales of some groups of a row of the right factor, for each row of x in units of 2^-n. What zero points
+        and minima are multiplied with is added to the totals."""
         b, form, quantized = self.b, self.form, self.quantized
         scale, *others = [each.load_as(torch.float32, first, groups) for each in elements]
         zero = others.pop(0) if quantized.zero is not None else None
         low = others.pop(0) if quantized.low is not None else None
+        added = b.fneg(b.fmul(scale, zero)) if zero is not None else None
+        if low is not None:
+            added = low if added is None else b.fadd(added, low)
         scales = []
         for row in range(form.rows):
             at = b.add(first, row * form.groups)
             scales.append(b.fmul(scale, panel.at(form.steps_at).load(at, groups)))
-            if zero is None and low is None:
-                continue
-            sums = panel.at(form.sums_at).load(at, groups)
-            if zero is not None:
-                added = b.fmul(b.fneg(b.fmul(scale, zero)), sums)
-                added = added if low is None else b.fma(low, sums, added)
-            else:
-                assert low is not None
-                added = b.fmul(low, sums)
-            totals[row] = b.fadd(totals[row], self._widened(added))
-        vectors = groups * form.units // form.width
-        if form.steps > _PIECE_VECTORS:
-            return self._long_group(line, panel, first, scales, totals)
+            if added is not None:
+                product = b.fmul(added, panel.at(form.sums_at).load(at, groups))
+                totals[row] = b.fadd(totals[row], self._widened(product))
+        return scales
+
+    def _piece(
+        self, lines: list[Array], elements: list[list[Array]], panel: Array, first: Value, groups: int,
+        totals: list[Value],
+    ) -> list[Value]:  # fmt: skip
+        """The totals with the products of some groups more, written one after the other."""
+        b, form = self.b, self.form
+        scales = self._scales(elements[0], panel, first, groups, totals)
         start = b.udiv(b.mul(first, form.units), form.width)
         here = panel.at(b.mul(start, form.vector_elements))
         corrections = panel.at(form.corrections_at).at(b.mul(b.udiv(start, form.steps), form.correction_elements))
-        for number in range(0, vectors, form.steps):
+        for number in range(0, groups * form.units // form.width, form.steps):
             group = number * form.width // form.units
-            bytes_at = line.at(b.mul(b.add(first, group), self.layout.group_right))
+            taken = lines[0].at(b.mul(b.add(first, group), self.layout.group_right))
             starts = self._starts(corrections.at(number // form.steps * form.correction_elements))
-            sums_of = [starts[row] for row in range(form.rows)]
+            sums = starts
             for step in range(form.steps):
-                weights = self._weights(bytes_at.at(step * form.width))
+                weights = self._weights(taken.at(step * form.width))
                 place = here.at((number + step) * form.vector_elements)
                 if form.is_short:
-                    sums_of = [[self._short(place, row, weights)] for row in range(form.rows)]
+                    sums = [[self._short(place, row, weights)] for row in range(form.rows)]
                 else:
-                    sums_of = [_dotted(b, form, place, row, weights, sums_of[row]) for row in range(form.rows)]
+                    sums = [_dotted(b, form, place, row, weights, sums[row]) for row in range(form.rows)]
             for row in range(form.rows):
-                total = self._finished(sums_of[row], starts[row])
+                total = self._finished(sums[row], starts[row])
                 totals[row] = b.fma(total, self._spread(scales[row], group), totals[row])
         return totals
 
     def _long_group(
-        self, line: Array, panel: Array, group: Value, scales: list[Value], totals: list[Value]
-    ) -> list[Value]:
-        """The totals with a group more, of many vectors, in two series of sums."""
+        self, lines: list[Array], elements: list[list[Array]], panel: Array, group: Value, groups: int,
+        totals: list[Value],
+    ) -> list[Value]:  # fmt: skip
+        """The totals with a group more, of many vectors, for several rows of the right factor side by side."""
         b, form = self.b, self.form
         starts = self._starts(panel.at(form.corrections_at).at(b.mul(group, form.correction_elements)))
-        zero = b.const("i32", 0, form.lanes)
-        series = 2 if form.steps % 2 == 0 else 1
-        carried = [each for row in starts for each in row] + [zero] * (_BYTES * form.rows * (series - 1))
-        begin = line.at(b.mul(group, self.layout.group_right))
+        begins = [line.at(b.mul(group, self.layout.group_right)) for line in lines]
         here = panel.at(b.mul(group, form.steps * form.vector_elements))
-        loop = b.begin(0, form.steps, series, carried)
+        loop = b.begin(0, form.steps, 1, [each for row in starts for each in row] * form.cols)
         sums = list(loop.values)
-        for number in range(series):
-            step = b.add(loop.index, number)
-            weights = self._weights(begin.at(b.mul(step, form.width)))
-            place = here.at(b.mul(step, form.vector_elements))
+        weights = [self._weights(line.at(b.mul(loop.index, form.width))) for line in begins]
+        place = here.at(b.mul(loop.index, form.vector_elements))
+        for number in range(form.cols * form.rows):
+            col, row = divmod(number, form.rows)
+            part = slice(number * _BYTES, (number + 1) * _BYTES)
+            sums[part] = _dotted(b, form, place, row, weights[col], sums[part])
+        sums = list(loop.end(*sums))
+        for col in range(form.cols):
+            of_col = totals[col * form.rows : (col + 1) * form.rows]
+            scales = self._scales(elements[col], panel, group, groups, of_col)
             for row in range(form.rows):
-                at = (number * form.rows + row) * _BYTES
-                sums[at : at + _BYTES] = _dotted(b, form, place, row, weights, sums[at : at + _BYTES])
-        ends = loop.end(*sums)
-        for row in range(form.rows):
-            parts = [ends[(number * form.rows + row) * _BYTES :][:_BYTES] for number in range(series)]
-            whole = list(parts[0]) if series == 1 else [b.add(*pair) for pair in zip(*parts, strict=True)]
-            totals[row] = b.fma(self._finished(whole, []), self._spread(scales[row], 0), totals[row])
+                number = col * form.rows + row
+                total = self._finished(sums[number * _BYTES : (number + 1) * _BYTES], [])
+                totals[number] = b.fma(total, self._spread(scales[row], 0), of_col[row])
         return totals
 
     def _starts(self, corrections: Array) -> list[list[Value]]:
