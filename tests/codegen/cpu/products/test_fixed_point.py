@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt.codegen.cpu.products.fixed_point import fixed_point_of
 from smelt.codegen.cpu.products.problem import problem_of
-from smelt.codegen.cpu.products.quantized_layout import layout_of, oriented
+from smelt.codegen.cpu.products.quantized_factors.fixed_point import fixed_point_of
+from smelt.codegen.cpu.products.quantized_factors.layout import layout_of, oriented
 from smelt.codegen.cpu.target import describe_host
 from smelt.quantization.layers import QuantizedLinear, QuantizedTensor
 from tests.codegen.cpu.products.test_quantized import written

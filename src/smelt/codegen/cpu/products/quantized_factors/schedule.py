@@ -17,9 +17,14 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.cpu.kernel_schedules import Schedule
 from smelt.codegen.cpu.products.dot import store_totals
-from smelt.codegen.cpu.products.fixed_point import FixedPoint, FixedPointDots, fixed_point_of, pack_fixed
 from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, at_example
-from smelt.codegen.cpu.products.quantized_layout import Layout, first_half, layout_of, left_vectors, oriented
+from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
+    FixedPoint,
+    FixedPointDots,
+    fixed_point_of,
+    pack_fixed,
+)
+from smelt.codegen.cpu.products.quantized_factors.layout import Layout, first_half, layout_of, left_vectors, oriented
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, block_lanes, write_blocks
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array

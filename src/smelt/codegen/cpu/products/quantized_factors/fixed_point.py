@@ -14,7 +14,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.dot import store_totals
 from smelt.codegen.cpu.products.problem import Problem
-from smelt.codegen.cpu.products.quantized_layout import Layout, left_vectors
+from smelt.codegen.cpu.products.quantized_factors.layout import Layout, left_vectors
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
