@@ -26,7 +26,7 @@ import smelt
 from benchmarks.quantized import READ_BYTES
 from smelt.quantization import QuantizedLinear, QuantizedTensor, read_gguf
 
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
     "110m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1b": {
@@ -52,7 +52,7 @@ def build(size: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"num_key_value_heads": SIZES[size]["num_attention_heads"], **SIZES[size]}
+    sizes: dict[str, Any] = {"num_key_value_heads": SIZES[size]["num_attention_heads"], **SIZES[size]}
     config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, rms_norm_eps=1e-5, **sizes)
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)

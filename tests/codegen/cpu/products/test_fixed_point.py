@@ -1,6 +1,8 @@
 """Products in fixed point beside float64: groups of every size, elements of every magnitude, infinite ones."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from tests.codegen.cpu.products.test_quantized import written
 ROWS = 37
 
 
-def quantized(bits: int, groups: int, size: int, *, zero: bool = False, low: bool = False, half: int = 1) -> Tensor:
+def quantized(
+    bits: int, groups: int, size: int, *, zero: bool = False, low: bool = False, half: int = 1
+) -> QuantizedLinear:
     torch.manual_seed(groups)
     columns = groups * size
     if bits == 4:
@@ -31,7 +35,7 @@ def quantized(bits: int, groups: int, size: int, *, zero: bool = False, low: boo
     return QuantizedLinear(weight)
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "int4 of 64, 31 groups of 32 vectors": {"bits": 4, "groups": 62, "size": 64, "zero": True},
     "int4 of 64, an odd number": {"bits": 4, "groups": 3, "size": 64, "zero": True},
     "int4 of 128": {"bits": 4, "groups": 5, "size": 128, "zero": True},
@@ -66,13 +70,13 @@ def agrees(layer: QuantizedLinear, x: Tensor) -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_groups_of_every_size(name: str, rows: int) -> None:
-    layer = quantized(**CASES[name])  # type: ignore[arg-type]
+    layer = quantized(**CASES[name])
     agrees(layer, torch.randn(rows, layer.in_features))
 
 
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q8_0", "int8 of a row"])
 def test_elements_of_every_magnitude(name: str) -> None:
-    layer = quantized(**CASES[name])  # type: ignore[arg-type]
+    layer = quantized(**CASES[name])
     columns = layer.in_features
     powers = 2.0 ** torch.linspace(-149, 100, columns)
     edges = torch.tensor([8355711.0, 8355712.0, 8388607.0, 1 - 2.0**-24, -1.9921874, 1.9921875, 0.0]).repeat(columns)
@@ -81,8 +85,9 @@ def test_elements_of_every_magnitude(name: str) -> None:
 
 
 def test_integers_are_exact() -> None:
-    layer = quantized(**CASES["int4 of 64, 31 groups of 32 vectors"])  # type: ignore[arg-type]
+    layer = quantized(**CASES["int4 of 64, 31 groups of 32 vectors"])
     layer.scale.fill_(0.5)
+    assert layer.zero is not None
     layer.zero.fill_(8)
     x = torch.randint(-100, 100, (1, layer.in_features)).float()
     with torch.no_grad():
@@ -93,7 +98,7 @@ def test_integers_are_exact() -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
 def test_infinite_elements_give_what_eager_gives(name: str, value: float, rows: int) -> None:
-    layer = quantized(**CASES[name])  # type: ignore[arg-type]
+    layer = quantized(**CASES[name])
     x = torch.randn(rows, layer.in_features)
     x[-1, 5] = value
     with torch.no_grad():
@@ -104,8 +109,6 @@ def test_infinite_elements_give_what_eager_gives(name: str, value: float, rows: 
 
 
 def test_what_has_no_fixed_point() -> None:
-    from dataclasses import replace
-
     target = replace(describe_host(), dots_bytes=True, vector_bits=512)
 
     def form(m: int, **changes: object) -> object:
