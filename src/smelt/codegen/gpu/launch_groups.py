@@ -93,8 +93,8 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
 
 
 def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode | None:
-    """One grid for kernels whose buffers come one kernel's after the other's: pointwise ones along a line that differ in
-    their length alone, or equal ones that reduce short rows. None for others."""
+    """One grid for kernels whose buffers come one kernel's after the other's: pointwise ones along a line that differ
+    in their length alone, or equal ones that reduce short rows. None for others."""
     shared = _body(kernels)
     if shared is None:
         return None
