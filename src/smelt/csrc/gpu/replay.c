@@ -146,9 +146,9 @@ replay_told(const Runner *program)
         nodes += smelt_graph_node_count(replay->graphs[i].graph);
         patched += smelt_graph_patch_count(replay->graphs[i].graph);
     }
-    return Py_BuildValue("{sLsLsisLsLsLszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
+    return Py_BuildValue("{sLsLsisLsLsNszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
                          "graphs", replay->graph_count, "nodes", (long long)nodes, "patched", (long long)patched,
-                         "host_nanoseconds", (long long)replay->host_nanoseconds, "why_not", replay->why_not, "copies",
+                         "host_nanoseconds", tuple_of(replay->host_nanoseconds, HOST_PHASES), "why_not", replay->why_not, "copies",
                          replay->copies ? Py_True : Py_False);
 }
 
@@ -529,11 +529,13 @@ try_graph(Replay *replay, Run *run)
         replay->why_not = "the GPU does not wait for the host";
         return 0;
     }
-    const int64_t begin = nanoseconds();
+    int64_t times[HOST_PHASES + 1] = {nanoseconds()};
     if (ask_host(run) < 0) {
         return -1;
     }
-    if (allocate_results(replay, run) < 0 || find_addresses(replay, run) < 0) { /* steps may need less memory at once */
+    const int allocated = allocate_results(replay, run);
+    times[1] = nanoseconds();
+    if (allocated < 0 || find_addresses(replay, run) < 0) { /* steps may need less memory at once */
         PyErr_Clear();
         drop_rest(replay, run);
         release_gil(run);
@@ -545,8 +547,12 @@ try_graph(Replay *replay, Run *run)
         return -1;
     }
     release_gil(run); /* a launch may wait until earlier ones are done, and they for other threads */
+    times[2] = nanoseconds();
     if (number >= 0 && launch_graph(replay, run, number, stream)) {
-        replay->host_nanoseconds += nanoseconds() - begin;
+        times[3] = nanoseconds();
+        for (int i = 0; i < HOST_PHASES; i++) {
+            replay->host_nanoseconds[i] += times[i + 1] - times[i];
+        }
         return 1;
     }
     for (int64_t i = 0; i < replay->result_count; i++) {
