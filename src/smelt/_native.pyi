@@ -609,6 +609,11 @@ def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
 def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
     """The hooks of a leaf, in the same way: on its gradient, and on what was added up."""
 
+def outline_graph(root: Any, first: int, /) -> tuple[bytes, bytes] | None:
+    """The shape of autograd's graph behind a node as words, and the addresses of its nodes: classes, edges, inputs, and
+    how many nodes were made since the one numbered `first`. Without what nodes saved. None: a node is older, has hooks
+    or cannot be read."""
+
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
 
@@ -680,6 +685,9 @@ class LazyMemory(DeviceMemory):
     def find(self, layout: Any) -> int | None:
         """The value of the view with this layout."""
 
+    def seen(self) -> tuple[tuple[Any, int], ...]:
+        """The layouts of its views with their values; the first is that of the whole."""
+
 class Step:
     """One recorded call, or an input, and the calls that have followed it; see `lazy/steps.py`."""
 
@@ -692,6 +700,7 @@ class Step:
     values: int
     numbers: int
     programs: dict[Any, Any]
+    backwards: dict[Any, Any] | None
     launch: Any
     constants: dict[int, Any] | None
     @property
@@ -710,8 +719,17 @@ class Recording:
     step: Any
     count: int
     bytes: int
+    is_trail_lost: bool
     @property
     def serial(self) -> int: ...
+    @property
+    def first_node(self) -> int:
+        """The number of autograd's next node when the recording began."""
+
+    @property
+    def trail(self) -> int:
+        """Between which recorded calls autograd made nodes, as a hash; not known if `is_trail_lost`."""
+
     @property
     def numbers(self) -> list[Any]: ...
     @property
@@ -722,6 +740,32 @@ class Recording:
 
     def alive(self) -> list[tuple[int, Any]]:
         """The memories that are watched and live, with their values."""
+
+def watch_nodes(address: int, saving_hooks: Callable[[bool], Any], /) -> None:
+    """The function at `address` returns the number that the thread's next node of autograd's graph will have;
+    `saving_hooks(True)` the hooks that pack what nodes save, or None."""
+
+class LazyBackward:
+    """A backward whose operators were recorded before, taken as a whole.
+
+    `end` is the step after it, `numbers` are those before it and `added` those that it adds, as it adds `count`
+    operators and `bytes` of results. `memories` of gradients are (value, what `seen` returned). `leaves` are (weak
+    reference, number of the node, place of the memory, layout of the gradient); `addresses` those of the nodes."""
+
+    def __new__(
+        cls,
+        *,
+        end: Step,
+        numbers: tuple[Any, ...],
+        added: tuple[Any, ...],
+        count: int,
+        bytes: int,
+        memories: tuple[tuple[int, tuple[tuple[Any, int], ...]], ...],
+        leaves: tuple[tuple[Any, int, int, Any], ...],
+        addresses: bytes,
+    ) -> Self: ...
+    def run(self, recorder: LazyRecorder, addresses: bytes, /) -> bool:
+        """Record it, and give the leaves their gradients; False, with nothing done: a leaf or a number is otherwise."""
 
 class LazyLaunch:
     """The program of a path that recurs, run without Python between the recording and the program.
