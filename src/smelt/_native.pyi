@@ -546,32 +546,11 @@ def parallel_for_address(parallel: int, thread: int, threads: int, /) -> int:
     """
 
 def set_node_layout(
-    python_base: type,
-    wrapped: int,
-    python_wrapped: int,
-    sequence: int,
-    edges: int,
-    edge_size: int,
-    edge_input: int,
-    pre: int,
-    tensor_pre: int,
-    retained: int,
-    post: int,
-    inputs: int,
-    input_size: int,
-    options: int,
-    shape: int,
-    shape_kind: int,
-    release: int,
-    pre_class: int,
-    tensor_pre_class: int,
-    post_class: int,
-    body: int,
-    record: int,
-    leaf_pre: int,
-    leaf_post: int,
-    leaf_post_class: int,
-) -> None:
+    python_base: type, wrapped: int, python_wrapped: int, sequence: int, edges: int, edge_size: int, edge_input: int,
+    pre: int, tensor_pre: int, retained: int, post: int, inputs: int, input_size: int, options: int, shape: int,
+    shape_kind: int, release: int, pre_class: int, tensor_pre_class: int, post_class: int, body: int, record: int,
+    leaf_pre: int, leaf_post: int, leaf_post_class: int,
+) -> None:  # fmt: skip
     """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
     tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
 
@@ -719,17 +698,11 @@ class Recording:
     step: Any
     count: int
     bytes: int
+    first_node: int  # the number of autograd's next node when the recording began
+    trail: int  # between which recorded calls autograd made nodes, as a hash; not known if
     is_trail_lost: bool
     @property
     def serial(self) -> int: ...
-    @property
-    def first_node(self) -> int:
-        """The number of autograd's next node when the recording began."""
-
-    @property
-    def trail(self) -> int:
-        """Between which recorded calls autograd made nodes, as a hash; not known if `is_trail_lost`."""
-
     @property
     def numbers(self) -> list[Any]: ...
     @property
@@ -753,17 +726,10 @@ class LazyBackward:
     reference, number of the node, place of the memory, layout of the gradient); `addresses` those of the nodes."""
 
     def __new__(
-        cls,
-        *,
-        end: Step,
-        numbers: tuple[Any, ...],
-        added: tuple[Any, ...],
-        count: int,
-        bytes: int,
-        memories: tuple[tuple[int, tuple[tuple[Any, int], ...]], ...],
-        leaves: tuple[tuple[Any, int, int, Any], ...],
+        cls, *, end: Step, numbers: tuple[Any, ...], added: tuple[Any, ...], count: int, bytes: int,
+        memories: tuple[tuple[int, tuple[tuple[Any, int], ...]], ...], leaves: tuple[tuple[Any, int, int, Any], ...],
         addresses: bytes,
-    ) -> Self: ...
+    ) -> Self: ...  # fmt: skip
     def run(self, recorder: LazyRecorder, addresses: bytes, /) -> bool:
         """Record it, and give the leaves their gradients; False, with nothing done: a leaf or a number is otherwise."""
 
@@ -775,21 +741,12 @@ class LazyLaunch:
     as in `numbers` (-1), any of its type (-2), or equal to the one at a place. `adopt(result, memory)` makes a result
     fit that is laid out otherwise than recorded."""
 
+    outputs: int
     def __new__(
-        cls,
-        *,
-        call: Callable[..., Any],
-        inputs: int,
-        numbers: tuple[Any, ...],
-        leaders: tuple[int, ...],
-        scalars: tuple[int, ...],
-        live: tuple[int, ...],
-        results: tuple[int, ...],
-        scalar: Callable[[Any], Any],
+        cls, *, call: Callable[..., Any], inputs: int, numbers: tuple[Any, ...], leaders: tuple[int, ...],
+        scalars: tuple[int, ...], live: tuple[int, ...], results: tuple[int, ...], scalar: Callable[[Any], Any],
         adopt: Callable[[Any, Any], Any],
-    ) -> Self: ...
-    @property
-    def outputs(self) -> int: ...
+    ) -> Self: ...  # fmt: skip
     def run(self, recording: Recording, /) -> bool:
         """Run a recording that has recurred; False, with nothing done, for any other."""
 
