@@ -755,15 +755,9 @@ class RecordedOperator:
     argument is not 0.0, its default, draw random numbers."""
 
     def __init__(
-        self,
-        *,
-        known: object,
-        names: tuple[str, ...],
-        kinds: bytes,
-        writes: bool,
-        is_view: bool,
+        self, *, known: object, names: tuple[str, ...], kinds: bytes, writes: bool, is_view: bool,
         zero: str | None = None,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     @property
     def has_zero(self) -> bool: ...
 
