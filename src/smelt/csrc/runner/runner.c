@@ -207,11 +207,11 @@ leave_python(Run *run)
     return 0;
 }
 
-/* A CUDA graph was not launched, which needs no inputs that steps drop: the steps are next. */
+/* No CUDA graph was launched, for which the inputs stay as they are: the steps are next. */
 static void
 go_on_by_steps(Run *run)
 {
-    if (run->thread && run->program->consumed) {
+    if (run->thread && run->program->consumed && run->program->replay) {
         come_back(run);
         share_consumed(run);
         release_gil(run);
