@@ -730,8 +730,9 @@ class LazyBackward:
         memories: tuple[tuple[int, tuple[tuple[Any, int], ...]], ...], leaves: tuple[tuple[Any, int, int, Any], ...],
         addresses: bytes,
     ) -> Self: ...  # fmt: skip
-    def run(self, recorder: LazyRecorder, addresses: bytes, /) -> bool:
-        """Record it, and give the leaves their gradients; False, with nothing done: a leaf or a number is otherwise."""
+    def run(self, recorder: LazyRecorder, addresses: bytes, /) -> bool | None:
+        """Record it, and give the leaves their gradients. With nothing done, None: other leaves, or hooks;
+        False: a leaf has a gradient, or a number differs."""
 
 class LazyLaunch:
     """The program of a path that recurs, run without Python between the recording and the program.

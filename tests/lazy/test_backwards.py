@@ -1,7 +1,9 @@
 """Backwards that repeat are recorded without PyTorch's engine: eager's gradients, whatever changes between rounds."""
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -319,13 +321,17 @@ def test_rounds_on_other_threads() -> None:
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_models_that_are_gone_are_freed() -> None:
+def test_a_second_model_is_recorded_as_the_first_was() -> None:
     side = Side("lazy")
     other = copy.deepcopy(side.net)
     for number in range(ROUNDS):
         side.round(number)
-    assert repeated() > 0
+    before = repeated()
+    freed = weakref.ref(side.net.tied)
     side.net, side.optimizer = other, torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.5)
+    gc.collect()
+    assert freed() is None
     for number in range(ROUNDS):
         side.round(number)
     assert all(parameter.grad is not None for parameter in other.parameters())
+    assert repeated() > before > 0

@@ -10,7 +10,7 @@ nodes of an earlier recording, with hooks or with nodes written in Python, and a
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,16 +54,16 @@ class Backwards:
         accumulate_grad: bool = False,
     ) -> Any:
         """In place of the engine's function of that name."""
-        given = tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+        arguments = tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
         is_plain_call = accumulate_grad and not (keep_graph or create_graph or inputs)
         if not is_plain_call or not self._records(tensors, gradients):
-            return self.engine.run_backward(*given)
+            return self.engine.run_backward(*arguments)
         with self._recorder.lock:
             backward = self._find(tensors[0], gradients[0])
             if backward is not None and backward.takes_place(self._recorder):
                 counters["lazy_backwards"] += 1
                 return ()
-        results = self.engine.run_backward(*given)
+        results = self.engine.run_backward(*arguments)
         if backward is not None:
             with self._recorder.lock:
                 backward.keep(self._recorder.now)
@@ -96,7 +96,7 @@ class Backwards:
         backwards: dict[Any, Any] | None = now.step.backwards
         if backwards is None:
             backwards = now.step.backwards = {}
-        key = (now.trail, value, tensor.output_nr, outline[0])
+        key = (now.trail, value, tensor.output_nr, torch.are_deterministic_algorithms_enabled(), outline[0])
         known = backwards.get(key, 0)
         if isinstance(known, int):
             if known == _MOST_ATTEMPTS or (known == 0 and len(backwards) >= _MOST):
@@ -104,25 +104,27 @@ class Backwards:
             backwards[key] = known + 1
             if known == 0:
                 return None
-        return _Backward(backwards, key, outline[1], now, tensor.grad_fn)
+        before = _Before(now, tensor.grad_fn, self._recorder.is_ours) if isinstance(known, int) else None
+        return _Backward(backwards, key, outline[1], before)
 
 
 class _Backward:
     """One backward, before and after the engine has run it."""
 
-    def __init__(
-        self, backwards: dict[Any, Any], key: Any, addresses: bytes, now: _native.Recording, root: Any
-    ) -> None:
-        self._backwards, self._key, self._addresses = backwards, key, addresses
-        self._before = None if isinstance(backwards[key], _native.LazyBackward) else _Before(now, root)
+    def __init__(self, backwards: dict[Any, Any], key: Any, addresses: bytes, before: "_Before | None") -> None:
+        self._backwards, self._key, self._addresses, self._before = backwards, key, addresses, before
 
     def takes_place(self, recorder: Recorder) -> bool:
         """Record it without the engine, if that is possible."""
         known = self._backwards[self._key]
-        if not isinstance(known, _native.LazyBackward) or not known.run(recorder, self._addresses):
+        if not isinstance(known, _native.LazyBackward):
             return False
-        _native.release_nodes(self._addresses)
-        return True
+        is_recorded = known.run(recorder, self._addresses)
+        if is_recorded:
+            _native.release_nodes(self._addresses)
+        elif is_recorded is None:
+            self._backwards[self._key] = 1  # the model is another one: the next backward may be kept
+        return bool(is_recorded)
 
     def keep(self, now: _native.Recording) -> None:
         """Remember what the engine recorded."""
@@ -134,8 +136,8 @@ class _Backward:
 class _Before:
     """What there was before the engine ran, to compare with."""
 
-    def __init__(self, now: _native.Recording, root: Any) -> None:
-        self._now = now
+    def __init__(self, now: _native.Recording, root: Any, is_ours: Callable[[object], bool]) -> None:
+        self._now, self._is_ours = now, is_ours
         self._numbers, self._inputs = tuple(now.numbers), len(now.inputs)
         self._count, self._bytes = now.count, now.bytes
         self._alive = {value for value, _ in now.alive()}
@@ -151,7 +153,7 @@ class _Before:
             or tuple(now.numbers[:first]) != self._numbers
         ):
             return None
-        made = {id(memory): value for value, memory in now.alive() if value not in self._alive}
+        new_values = {id(memory): value for value, memory in now.alive() if value not in self._alive}
         places: dict[int, int] = {}
         memories: list[tuple[int, tuple[tuple[Any, int], ...]]] = []
         leaves: list[tuple[Any, int, int, Any]] = []
@@ -159,15 +161,16 @@ class _Before:
             gradient = leaf.grad
             if gradient is None:
                 continue
-            memory = memory_of(gradient)
-            value = made.get(id(memory))
-            if type(gradient) is not torch.Tensor or value is None or gradient.is_conj() or gradient.is_neg():
+            memory = memory_of(gradient) if type(gradient) is torch.Tensor and self._is_ours(gradient) else None
+            value = new_values.get(id(memory))
+            if value is None or gradient.is_conj() or gradient.is_neg():
                 return None
             place = places.setdefault(id(memory), len(places))
             if place == len(memories):
                 memories.append((value, memory.seen()))
             leaves.append((weakref.ref(leaf), number, place, layout_of(gradient)))
-        if len(memories) != len(made) or any(layout[3] != memories[place][1][0][0][3] for *_, place, layout in leaves):
+        has_other_dtype = any(layout[3] != memories[place][1][0][0][3] for *_, place, layout in leaves)
+        if has_other_dtype or len(memories) != len(new_values):  # something else than gradients is alive
             return None
         try:
             return _native.LazyBackward(
@@ -186,16 +189,17 @@ class _Before:
 
 def _leaves_of(root: Any) -> list[tuple[int, torch.Tensor]] | None:
     """The leaves of a graph, with the numbers of their nodes as `outline_graph` counts them; None where one has a
-    gradient or a node is written in Python."""
+    gradient or hooks, or a node is written in Python."""
     nodes, numbers = [root], {id(root): 0}
     leaves: list[tuple[int, torch.Tensor]] = []
     for node in nodes:
         if isinstance(node, torch._C._FunctionBase):
             return None
         if type(node) is _ACCUMULATE:
-            if node.variable.grad is not None or type(node.variable) not in _PLAIN:
+            leaf = node.variable
+            if leaf.grad is not None or type(leaf) not in _PLAIN or _native.leaf_hooks(leaf):
                 return None
-            leaves.append((numbers[id(node)], node.variable))
+            leaves.append((numbers[id(node)], leaf))
         for after, _ in node.next_functions:
             if after is not None and id(after) not in numbers:
                 numbers[id(after)] = len(nodes)

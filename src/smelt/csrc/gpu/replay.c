@@ -24,7 +24,7 @@
 #include <time.h>
 
 enum { RAISED = -2, NO_ANSWER = 0x5E77 };
-enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16, FEW_LAUNCHES = 8 };
 enum { MAX_PROCESS_GRAPHS = 128 }; /* a graph of 1,000 nodes takes about a MiB of the GPU's memory */
 
 static Replay every = {.next = &every, .previous = &every};
@@ -122,7 +122,10 @@ free_cuda_graphs(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
         if (pthread_mutex_trylock(&replay->lock)) {
             continue; /* in use */
         }
-        replay->failures += replay->graph_count > 0; /* recorded again at most so many times */
+        if (replay->graph_count > 0) { /* a graph that did not pay is recorded again at most so many times */
+            replay->failures = replay->launched - replay->launched_before < FEW_LAUNCHES ? replay->failures + 1 : 0;
+            replay->launched_before = replay->launched;
+        }
         while (replay->graph_count && count < MAX_PROCESS_GRAPHS) { /* threads at once may record a few more */
             memories[count++] = forget(replay, replay->graph_count - 1);
         }

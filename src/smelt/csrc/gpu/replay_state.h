@@ -49,7 +49,7 @@ struct Replay {
     bool copies;
     bool is_forced;       /* graphs are recorded whether they pay or not */
     atomic_bool is_slow;  /* the GPU waited for the host when steps were launched one by one */
-    int64_t calls, launched;
+    int64_t calls, launched, launched_before; /* `launched` when graphs were freed last */
     int64_t host_nanoseconds[HOST_PHASES]; /* of launched calls: allocating results, finding the graph, launching it */
     const CudaDriver *driver; /* once one was asked for */
     PyObject *questions;      /* for the settings of PyTorch that recorded calls keep */

@@ -2,8 +2,8 @@
 
    The same calls were recorded before it, autograd made the same nodes between the same calls, and the graph has the
    same shape: so the engine would record the same operators again. `run` goes on to the step where the recording stood
-   after them, and gives the leaves gradients that are the same values. It returns False, with nothing done, where a leaf
-   has a gradient or hooks, or a number differs. */
+   after them, and gives the leaves gradients that are the same values. With nothing done, it returns None for other
+   leaves or leaves with hooks, and False where a leaf has a gradient or a number differs. */
 #include "autograd/graph_read.h"
 #include "lazy/lazy.h"
 #include "runner/aoti_library.h"
@@ -176,8 +176,9 @@ has_attribute(PyObject *object, PyObject *name, PyObject *wanted)
     return value == wanted;
 }
 
+/* Whether the nodes are those of the same leaves. */
 static bool
-are_leaves_ready(const LazyBackward *self, const char *addresses, Py_ssize_t length)
+are_leaves_same(const LazyBackward *self, const char *addresses, Py_ssize_t length)
 {
     for (Py_ssize_t i = 0; i < self->leaf_count; i++) {
         const Leaf *leaf = &self->leaves[i];
@@ -187,12 +188,22 @@ are_leaves_ready(const LazyBackward *self, const char *addresses, Py_ssize_t len
             return false;
         }
         memcpy(&address, addresses + leaf->node * (int64_t)sizeof address, sizeof address);
-        if (!leaf_is_plain(tensor, self->accumulator, address) || !has_attribute(tensor, name_grad, Py_None)
-            || !has_attribute(tensor, name_requires_grad, Py_True)) {
+        if (!leaf_is_plain(tensor, self->accumulator, address)) {
             return false;
         }
     }
     return true;
+}
+
+static bool
+are_leaves_ready(const LazyBackward *self)
+{
+    bool is_ready = true;
+    for (Py_ssize_t i = 0; is_ready && i < self->leaf_count; i++) {
+        PyObject *tensor = PyWeakref_GetObject(self->leaves[i].reference);
+        is_ready = has_attribute(tensor, name_grad, Py_None) && has_attribute(tensor, name_requires_grad, Py_True);
+    }
+    return is_ready;
 }
 
 static bool
@@ -284,8 +295,10 @@ backward_run(LazyBackward *self, PyObject *args)
         return NULL;
     }
     Recording *now = (Recording *)((LazyRecorder *)recorder)->now;
-    if (!have_numbers_recurred(self, now->numbers)
-        || !are_leaves_ready(self, PyBytes_AS_STRING(addresses), PyBytes_GET_SIZE(addresses))) {
+    if (!are_leaves_same(self, PyBytes_AS_STRING(addresses), PyBytes_GET_SIZE(addresses))) {
+        Py_RETURN_NONE;
+    }
+    if (!have_numbers_recurred(self, now->numbers) || !are_leaves_ready(self)) {
         Py_RETURN_FALSE;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->added); i++) {
@@ -346,7 +359,7 @@ backward_dealloc(LazyBackward *self)
 
 static PyMethodDef backward_methods[] = {
     {"run", (PyCFunction)backward_run, METH_VARARGS,
-     PyDoc_STR("Record a backward that has recurred; False: it has not, and nothing is done.")},
+     PyDoc_STR("Record a backward that has recurred; False or None: it has not, and nothing is done.")},
     {NULL, NULL, 0, NULL},
 };
 
