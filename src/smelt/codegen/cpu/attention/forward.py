@@ -16,7 +16,7 @@ from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import BlockPart
-from smelt.codegen.cpu.attention.problem import AttentionProblem
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.attention.softmax import write_weights
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.generator import EntryCode

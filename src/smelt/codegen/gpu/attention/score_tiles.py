@@ -1,0 +1,87 @@
+"""Plans attention of many queries on a GPU by tensor cores: which blocks have which rows of the scores.
+
+    12 heads, 512 queries by 512 keys of 64 in bf16
+    →  a block of four warps has 128 queries of a head, 32 a warp, and goes through the keys 64 at a time
+
+The scores of a block are never in memory. A grid sums over the keys, with a softmax or without; gradients of keys and
+values have grids of their own, whose rows are keys and which go through the queries.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from smelt.codegen.attention_problem import AttentionProblem, Weighed, problem_of, why_no_problem
+from smelt.codegen.gpu.attention.score_tiles_body import MATRIX, ScoreTiles
+from smelt.codegen.gpu.grids import Grid
+from smelt.device import Target
+from smelt.ir.check_kernel import is_attention
+from smelt.ir.kernel import Kernel, WeightedSum
+
+_NARROW = (torch.bfloat16, torch.float16)
+_MOST_WIDTH = 256
+_MOST_SUMS = 64  # that a thread has of results
+_MULTIPROCESSORS = 132
+
+
+def score_tiles(kernel: Kernel, target: Target) -> list[Grid] | str:
+    """The grids, or the reason why the schedule does not apply."""
+    reason = why_no_tiles(kernel, target)
+    if reason is not None:
+        return reason
+    problem = problem_of(kernel)
+    grids: list[Grid] = []
+    for by_query in (True, False):
+        sums = tuple(each for each in problem.sums if each.over_keys is by_query)
+        if sums:
+            grids.append(_sized(_of_sums(problem, sums), sums, by_query, target))
+    return grids
+
+
+def why_no_tiles(kernel: Kernel, target: Target) -> str | None:
+    if not is_attention(kernel):
+        return "it weighs nothing"
+    if not target.multiplies_matrices:
+        return "the chip does not multiply matrices"
+    reason = why_no_problem(kernel)
+    if reason is not None:
+        return reason
+    problem = problem_of(kernel)
+    factors = [side for each in problem.scores for side in each.contract.factors]
+    factors += [each.sum.factor for each in problem.sums]
+    if {kernel.buffer(factor.buffer).dtype for factor in factors} not in ({each} for each in _NARROW):
+        return "it multiplies other numbers than float16 or bfloat16"
+    if problem.dtype is not torch.float32 or problem.products or any(factor.bounds for factor in factors):
+        return "it sums in another dtype, or sums something else"
+    axes = [*(each.axis for each in problem.scores), *(each.axis for each in problem.sums)]
+    if any(axis.size > _MOST_WIDTH for axis in axes) or not problem.keys or not problem.queries:
+        return "keys are wide, or there are none"
+    outer = {axis.name for axis in problem.outer}
+    if any(not outer <= each.sum.index.axes for each in problem.sums):
+        return "several attentions are summed up"
+    if problem.softmax is not None and (len(problem.sums) != 1 or problem.sums[0].sum.value != problem.softmax.out):
+        return "something else than one weighted sum follows the softmax"
+    return None
+
+
+def _of_sums(problem: AttentionProblem, sums: tuple[Weighed, ...]) -> AttentionProblem:
+    """The part of a problem that has these sums."""
+    own = {id(each.sum) for each in sums}
+    first, *more = problem.kernel.stages
+    body = tuple(i for i in first.body if not isinstance(i, WeightedSum) or id(i) in own)
+    return replace(problem, kernel=replace(problem.kernel, stages=(replace(first, body=body), *more)), sums=sums)
+
+
+def _sized(problem: AttentionProblem, sums: tuple[Weighed, ...], by_query: bool, target: Target) -> ScoreTiles:
+    """Large blocks read what they go through less often; small ones keep the chip busy with few rows."""
+    results = sum(-(-int(each.axis.size) // MATRIX) * MATRIX for each in sums)
+    own = problem.queries if by_query else problem.keys
+    row_tiles = 2 if results <= _MOST_SUMS else 1
+    warps = 8 // row_tiles
+    cols = 64 if results <= 2 * _MOST_SUMS and len(problem.scores) == 1 else 32
+    grid = ScoreTiles(problem.kernel, problem, by_query, row_tiles, warps, cols, target.warp_size)
+    while grid.rows > 64 and (grid.rows >= 2 * own or grid.blocks < _MULTIPROCESSORS):
+        smaller = replace(grid, row_tiles=1) if grid.row_tiles > 1 else replace(grid, warps=grid.warps // 2)
+        grid = smaller
+    return grid
+
