@@ -16,7 +16,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
 from smelt.codegen.axes import flattened, indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.gpu.attention.few_queries import few_queries
-from smelt.codegen.gpu.attention.score_tiles import score_tiles
+from smelt.codegen.gpu.attention.score_tiles import row_products_apart, score_tiles
 from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
@@ -170,7 +170,9 @@ def _few_queries(kernel: Kernel, target: Target) -> Grids:
 
 
 def _score_tiles(kernel: Kernel, target: Target) -> Grids:
-    return score_tiles(kernel, target)
+    before, rest = row_products_apart(kernel)
+    grids = score_tiles(rest, target)
+    return grids if isinstance(grids, str) else [*_phases(before, target), *grids]
 
 
 def _few_rows(kernel: Kernel, target: Target) -> Grids:

@@ -11,16 +11,33 @@ from dataclasses import replace
 
 import torch
 
+from smelt.codegen.axes import dense_index
 from smelt.codegen.attention_problem import AttentionProblem, Weighed, problem_of, why_no_problem
 from smelt.codegen.gpu.attention.score_tiles_body import MATRIX, ScoreTiles
 from smelt.codegen.gpu.grids import Grid
 from smelt.device import Target
 from smelt.ir.check_kernel import is_attention
-from smelt.ir.kernel import Kernel, WeightedSum
+from smelt.ir.kernel import (
+    Axis,
+    Buffer,
+    Cast,
+    Compute,
+    Contract,
+    Instruction,
+    Kernel,
+    Load,
+    Reduce,
+    Role,
+    Stage,
+    Store,
+    WeightedSum,
+)
+from smelt.symbolic.shapes import product
 
 _NARROW = (torch.bfloat16, torch.float16)
 _MOST_WIDTH = 256
 _MOST_SUMS = 64  # that a thread has of results
+_MOST_KEPT = 128  # registers of a thread for results and for factors of its rows
 _MULTIPROCESSORS = 132
 
 
@@ -36,6 +53,36 @@ def score_tiles(kernel: Kernel, target: Target) -> list[Grid] | str:
         if sums:
             grids.append(_sized(_of_sums(problem, sums), sums, by_query, target))
     return grids
+
+
+def row_products_apart(kernel: Kernel) -> tuple[list[Kernel], Kernel]:
+    """Kernels of the sums that have one number for each row, as in gradients, and what reads those."""
+    if not is_attention(kernel) or len(kernel.cols) != 1:
+        return [], kernel
+    key, before, rest = kernel.cols[0].name, list[Kernel](), kernel
+    for each in kernel.instructions():
+        if isinstance(each, Contract) and all(key not in factor.index.axes for factor in each.factors):
+            named = frozenset[str]().union(*(factor.index.axes for factor in each.factors))
+            rows = tuple(axis for axis in kernel.rows if axis.name in named)
+            sums = Buffer(f"{each.out}.sums", each.dtype, product(axis.size for axis in rows), Role.OUTPUT)
+            where = dense_index(rows)
+            before.append(_of_product(kernel, each, rows, Store(sums.name, where, each.out), sums))
+            first, *more = rest.stages
+            body = tuple(Load(each.out, sums.name, where) if i is each else i for i in first.body)
+            buffers = (*rest.buffers, replace(sums, role=Role.INPUT))
+            rest = replace(rest, buffers=buffers, stages=(replace(first, body=body), *more))
+    return before, rest
+
+
+def _of_product(kernel: Kernel, each: Contract, rows: tuple[Axis, ...], store: Store, sums: Buffer) -> Kernel:
+    body: list[Instruction] = []
+    for name, factor in zip(("left", "right"), each.factors, strict=True):
+        body += [Load(f"{name}.raw", factor.buffer, factor.index), Cast(name, f"{name}.raw", each.dtype)]
+    body += [Compute("both", "mul", ("left", "right"), each.dtype), Reduce(each.out, "sum", "both")]
+    read = {factor.buffer for factor in each.factors}
+    buffers = (*(buffer for buffer in kernel.buffers if buffer.name in read), sums)
+    stages = (Stage(True, tuple(body)), Stage(False, (store,)))
+    return Kernel(f"{kernel.name}.{each.out}", rows, each.axes, buffers, stages, kernel.target)
 
 
 def why_no_tiles(kernel: Kernel, target: Target) -> str | None:
@@ -79,7 +126,9 @@ def _sized(problem: AttentionProblem, sums: tuple[Weighed, ...], by_query: bool,
     row_tiles = 2 if results <= _MOST_SUMS else 1
     warps = 8 // row_tiles
     cols = 64 if results <= 2 * _MOST_SUMS and len(problem.scores) == 1 else 32
-    grid = ScoreTiles(problem.kernel, problem, by_query, row_tiles, warps, cols, target.warp_size)
+    terms = sum(-(-int(each.axis.size) // MATRIX) for each in problem.scores) * 4 * row_tiles
+    stays = results // 2 * row_tiles + terms <= _MOST_KEPT
+    grid = ScoreTiles(problem.kernel, problem, by_query, row_tiles, warps, cols, target.warp_size, stays)
     while grid.rows > 64 and (grid.rows >= 2 * own or grid.blocks < _MULTIPROCESSORS):
         smaller = replace(grid, row_tiles=1) if grid.row_tiles > 1 else replace(grid, warps=grid.warps // 2)
         grid = smaller

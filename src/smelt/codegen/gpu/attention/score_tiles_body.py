@@ -37,7 +37,8 @@ _STAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class ScoreTiles(Grid):
-    """A warp has `row_tiles` times 16 rows; a step takes `cols`. `by_query`: rows are queries."""
+    """A warp has `row_tiles` times 16 rows; a step takes `cols`. `by_query`: rows are queries. `keeps_rows`: factors of
+    rows stay in registers."""
 
     kernel: Kernel
     problem: AttentionProblem
@@ -46,6 +47,7 @@ class ScoreTiles(Grid):
     warps: int
     cols: int
     warp: int
+    keeps_rows: bool = True
 
     @property
     def threads(self) -> int:  # type: ignore[override]
@@ -76,6 +78,30 @@ class ScoreTiles(Grid):
         ScoreTilesBody(b, self).write()
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """16 bytes that a thread copies: their row, the first element, where it is, where it goes, and which threads do."""
+
+    row: Value
+    term: Value
+    at: Value
+    to: Value
+    mask: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Rows or cols of a factor in shared memory, `pitch` bytes apart, in one or more stages of `count`."""
+
+    factor: Factor
+    axis: Axis
+    token: Axis
+    count: int
+    pitch: int
+    pointer: Value
+    parts: list[_Part]
+
+
 class ScoreTilesBody(PhaseBody):
     """A grid being written."""
 
@@ -90,6 +116,7 @@ class ScoreTilesBody(PhaseBody):
         self.dtype = self.kernel.buffer(problem.scores[0].query.buffer).dtype
         self.streams = list(dict.fromkeys([*map(self._col_side, problem.scores), *(s.sum.factor for s in problem.sums)]))
         self.depths = {self._col_side(each): each.axis for each in problem.scores}
+        self.depths |= {self._row_side(each): each.axis for each in problem.scores}
         self.depths |= {each.sum.factor: each.axis for each in problem.sums}
         self.scaled, self.scale = self._folded_scale()
 
@@ -140,10 +167,20 @@ class ScoreTilesBody(PhaseBody):
         self.places_of_rows = [
             {**self.outer, self.own.name: b.smin(row, int(self.own.size) - 1)} for row in self.rows_of_lane
         ]
-        self._place_streams()
-        self.words = [self._row_words(self._row_side(each), each.axis) for each in problem.scores]
+        low, middle, high = b.and_(lane, 7), b.and_(b.lshr(lane, 3), 1), b.lshr(lane, 4)
+        ways = ((high, middle), (middle, high))
+        self.readers = [(b.add(b.mul(down, 8), low), b.mul(beside, MOST_BYTES)) for down, beside in ways]
+        self.rows_shared = {each: self._place(each, self.own, grid.rows, 1) for each in map(self._row_side, problem.scores)}
+        self.cols = {each: self._place(each, self.streamed, grid.cols, _STAGES) for each in self.streams}
         first, last = self._first_and_last()
-        self._copy(first, b.index(0))
+        for shared in self.rows_shared.values():
+            self._copy(shared, self.block_row, b.index(0))
+        b.copy_commit()
+        self._copy_cols(first, b.index(0))
+        if grid.keeps_rows:
+            b.copy_wait(1)
+            b.barrier()
+            self.words = [self._row_words(each) for each in problem.scores]
         values = self._begin()
         step = [b.convert("sext", each, "i64") for each in (first, last)]
 
@@ -154,7 +191,7 @@ class ScoreTilesBody(PhaseBody):
             b.barrier()
             following = b.add(block, 1)
             with b.when(b.icmp("slt", following, last)):
-                self._copy(following, b.xor(stage, 1))
+                self._copy_cols(following, b.xor(stage, 1))
             return self._further(block, stage, carried)
 
         guard = above is not None or below is not None
@@ -209,103 +246,58 @@ class ScoreTilesBody(PhaseBody):
             halves.append(word if mask is None else b.select(mask, word, 0))
         return [b.or_(low, b.shl(high, 16)) for low, high in zip(halves[::2], halves[1::2], strict=True)]
 
-    def _row_words(self, factor: Factor, axis: Axis) -> list[list[list[Value]]]:
-        """What a lane has of its rows, of each tile of rows and each 16 terms."""
-        b, index, depth = self.b, factor.index, int(axis.size)
-        is_even, twice, zero = self._is_even(factor.buffer, index, axis, 2), b.mul(self.place, 2), b.const("i32", 0)
-        only = Index(tuple(term for term in index.terms if term[0] != axis.name), index.offset)
-        bases = [self._offset(only, where) for where in self.places_of_rows]
-        words = []
-        for m in self.tiles:
-            of_tile = []
-            for term in range(0, depth, MATRIX):
-                own = []
-                for start, base in ((start, bases[2 * m + h]) for start in (term, term + _HALF) for h in range(2)):
-                    e = b.add(twice, start) if start else twice
-                    if start >= depth:
-                        own.append(zero)
-                    elif is_even:
-                        mask = None if start + _HALF <= depth else b.icmp("slt", e, depth)
-                        place = b.lshr(b.add(base, e), 1)
-                        place = place if mask is None else b.select(mask, place, 0)
-                        (word,) = b.load_global(b.pointer(factor.buffer), place, "i32", constant=True)
-                        own.append(word if mask is None else b.select(mask, word, 0))
-                    else:
-                        ends = start + _HALF <= depth
-                        masks = [None if ends else b.icmp("slt", e, depth - way) for way in range(2)]
-                        at = b.add(base, b.mul(e, b.index(index.stride(axis.name))))
-                        own += self._elements(factor, axis, at, masks)
-                of_tile.append(own)
-            words.append(of_tile)
-        return words
+    def _place(self, factor: Factor, token: Axis, count: int, stages: int) -> _Shared:
+        """Room in shared memory for so many rows or cols of a factor, and what of them a thread copies."""
+        b, grid, index, axis = self.b, self.grid, factor.index, self.depths[factor]
+        chunks = -(-int(axis.size) // MATRIX) * MATRIX // _CHUNK
+        pitch = (chunks + 1) * MOST_BYTES  # an odd number of chunks: eight rows of a matrix are in different banks
+        pointer = b.shared_address(b.shared_array("i8", stages * count * pitch), "i8")
+        gone = (axis.name, token.name)
+        base = self._offset(Index(tuple(t for t in index.terms if t[0] not in gone), index.offset), self.outer)
+        parts = list[_Part]()
+        for turn in range(-(-count * chunks // grid.threads)):
+            number = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
+            row = b.binary("udiv", number, chunks)
+            chunk = b.sub(number, b.mul(row, chunks))
+            mask = None if (turn + 1) * grid.threads <= count * chunks else b.icmp("slt", number, count * chunks)
+            at = b.add(b.mul(row, b.index(index.stride(token.name))), base)
+            at = b.add(at, b.mul(chunk, b.index(index.stride(axis.name) * _CHUNK)))
+            to = b.element(pointer, "i8", b.add(b.mul(row, pitch), b.mul(chunk, MOST_BYTES)))
+            parts.append(_Part(row, b.mul(chunk, _CHUNK), at, to, mask))
+        return _Shared(factor, axis, token, count, pitch, pointer, parts)
 
-    def _place_streams(self) -> None:
-        """Room for some cols of each factor, and where a thread's part of them is."""
-        b, grid, lane = self.b, self.grid, self.b.lane()
-        low, middle, high = b.and_(lane, 7), b.and_(b.lshr(lane, 3), 1), b.lshr(lane, 4)
-        self.arrays: dict[Factor, Value] = {}
-        self.pitches: dict[Factor, int] = {}
-        self.readers: dict[tuple[Factor, bool], Value] = {}
-        self.parts: dict[Factor, list[tuple[Value, Value, Value, Value, Mask]]] = {}
-        for factor in self.streams:
-            axis = self.depths[factor]
-            chunks = -(-int(axis.size) // MATRIX) * MATRIX // _CHUNK
-            # An odd number of chunks apart: eight rows of a matrix are in different banks.
-            self.pitches[factor] = pitch = (chunks + 1) * MOST_BYTES
-            array = b.shared_array("i8", _STAGES * grid.cols * pitch)
-            self.arrays[factor] = pointer = b.shared_address(array, "i8")
-            across = b.add(b.mul(b.add(b.mul(high, 8), low), pitch), b.mul(middle, MOST_BYTES))
-            along = b.add(b.mul(b.add(b.mul(middle, 8), low), pitch), b.mul(high, MOST_BYTES))
-            self.readers[factor, False], self.readers[factor, True] = across, along
-            index = factor.index
-            gone = (axis.name, self.streamed.name)
-            base = self._offset(Index(tuple(t for t in index.terms if t[0] not in gone), index.offset), self.outer)
-            parts = []
-            for turn in range(-(-grid.cols * chunks // grid.threads)):
-                number = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
-                row = b.binary("udiv", number, chunks)
-                chunk = b.sub(number, b.mul(row, chunks))
-                is_there = None
-                if (turn + 1) * grid.threads > grid.cols * chunks:
-                    is_there = b.icmp("slt", number, grid.cols * chunks)
-                at = b.add(b.mul(row, b.index(index.stride(self.streamed.name))), base)
-                at = b.add(at, b.mul(chunk, b.index(index.stride(axis.name) * _CHUNK)))
-                to = b.element(pointer, "i8", b.add(b.mul(row, pitch), b.mul(chunk, MOST_BYTES)))
-                parts.append((row, b.mul(chunk, _CHUNK), at, to, is_there))
-            self.parts[factor] = parts
+    def _copy(self, shared: _Shared, first: Value, stage: Value) -> None:
+        """Begin to copy rows or cols from `first` on to shared memory."""
+        b, factor, depth, size = self.b, shared.factor, int(shared.axis.size), int(shared.token.size)
+        moved = b.mul(first, b.index(factor.index.stride(shared.token.name)))
+        ahead = b.mul(stage, shared.count * shared.pitch)
+        is_whole = self._is_even(factor.buffer, factor.index, shared.axis, _CHUNK)
+        for part in shared.parts:
+            mask = b.icmp("slt", b.add(first, part.row), size) if size % shared.count else None
+            place, target = b.add(part.at, moved), b.element(part.to, "i8", ahead)
+            with b.where(part.mask):
+                if is_whole:
+                    if depth % MATRIX:
+                        mask = self._both(mask, b.icmp("slt", part.term, depth))
+                    place = place if mask is None else b.select(mask, place, 0)
+                    b.copy_async(target, b.element(b.pointer(factor.buffer), memory_kind(self.dtype), place), mask)
+                    continue
+                ends = [None if depth % MATRIX == 0 else b.icmp("slt", part.term, depth - e) for e in range(_CHUNK)]
+                words = self._elements(factor, shared.axis, place, [self._both(mask, end) for end in ends])
+                for number, word in enumerate(words):
+                    b.store(word, b.element(target, "i32", number))
 
-    def _copy(self, block: Value, stage: Value) -> None:
-        """Begin to copy the factors of a step's cols to shared memory."""
-        b, grid = self.b, self.grid
-        first = b.mul(block, grid.cols)
-        for factor in self.streams:
-            axis, moved = self.depths[factor], b.mul(first, b.index(factor.index.stride(self.streamed.name)))
-            ahead, depth = b.mul(stage, grid.cols * self.pitches[factor]), int(axis.size)
-            is_whole = self._is_even(factor.buffer, factor.index, axis, _CHUNK)
-            for row, term, at, to, is_there in self.parts[factor]:
-                mask: Mask = None
-                if self.size % grid.cols:
-                    mask = b.icmp("slt", b.add(first, row), self.size)
-                place, target = b.add(at, moved), b.element(to, "i8", ahead)
-                with b.where(is_there):
-                    if is_whole:
-                        if depth % MATRIX:
-                            mask = self._both(mask, b.icmp("slt", term, depth))
-                        place = place if mask is None else b.select(mask, place, 0)
-                        source = b.element(b.pointer(factor.buffer), memory_kind(self.dtype), place)
-                        b.copy_async(target, source, mask)
-                        continue
-                    ends = [None if depth % MATRIX == 0 else b.icmp("slt", term, depth - e) for e in range(_CHUNK)]
-                    words = self._elements(factor, axis, place, [self._both(mask, end) for end in ends])
-                    for number, word in enumerate(words):
-                        b.store(word, b.element(target, "i32", number))
-        b.copy_commit()
+    def _copy_cols(self, block: Value, stage: Value) -> None:
+        for each in self.cols.values():
+            self._copy(each, self.b.mul(block, self.grid.cols), stage)
+        self.b.copy_commit()
 
-    def _matrices(self, factor: Factor, stage: Value, *, transposed: bool) -> Value:
-        """Where a lane reads the matrices of a step's cols."""
-        b = self.b
-        ahead = b.mul(stage, self.grid.cols * self.pitches[factor])
-        return b.element(self.arrays[factor], "i8", b.add(self.readers[factor, transposed], ahead))
+    def _matrices(self, shared: _Shared, stage: Value, *, along: bool) -> Value:
+        """Where a lane reads the first matrices of a stage: two of rows of 16 bytes, one below the other, and two beside
+        them, or if not `along` two side by side and two below them."""
+        b, (row, further) = self.b, self.readers[along]
+        at = b.add(b.mul(row, shared.pitch), further)
+        return b.element(shared.pointer, "i8", b.add(at, b.mul(stage, shared.count * shared.pitch)))
 
     # A step.
 
@@ -354,17 +346,30 @@ class ScoreTilesBody(PhaseBody):
                 del self.b.shared[each]
         return values
 
+    def _row_words(self, score: Score) -> list[list[list[Value]]]:
+        """What a lane has of its rows, of each tile of rows and each 16 terms."""
+        shared = self.rows_shared[self._row_side(score)]
+        terms = range(0, int(score.axis.size), MATRIX)
+        return [[self._words_of_rows(shared, m, term) for term in terms] for m in self.tiles]
+
+    def _words_of_rows(self, shared: _Shared, m: int, term: int) -> list[Value]:
+        b, zero = self.b, self.b.index(0)
+        warp = b.mul(b.warp_number(), self.grid.row_tiles * MATRIX * shared.pitch)
+        pointer = b.element(self._matrices(shared, zero, along=True), "i8", warp)
+        return b.load_matrices(b.element(pointer, "i8", m * MATRIX * shared.pitch + term // _CHUNK * MOST_BYTES))
+
     def _products(self, number: int, stage: Value) -> list[list[list[Value]]]:
         """The scores of each tile of rows, eight cols after the other."""
         b, score = self.b, self.problem.scores[number]
-        factor, words = self._col_side(score), self.words[number]
+        shared = self.cols[self._col_side(score)]
+        words = self.words[number] if self.grid.keeps_rows else self._row_words(score)
         kind = "f16" if self.dtype is torch.float16 else "bf16"
-        pointer = self._matrices(factor, stage, transposed=False)
+        pointer = self._matrices(shared, stage, along=False)
         zero = b.const("f32", 0.0)
         products = [[[zero] * 4 for _ in range(self.grid.cols // _HALF)] for _ in self.tiles]
         for n in range(0, self.grid.cols // _HALF, 2):
             for s in range(len(words[0])):
-                at = n * _HALF * self.pitches[factor] + 2 * s * MOST_BYTES
+                at = n * _HALF * shared.pitch + 2 * s * MOST_BYTES
                 right = b.load_matrices(b.element(pointer, "i8", at))
                 for m in self.tiles:
                     for more in range(2):
@@ -452,12 +457,12 @@ class ScoreTilesBody(PhaseBody):
         self, kind: str, weighed: Weighed, words: list[Value], stage: Value, sums: list[Value], place: int
     ) -> int:
         """Add the products of weights and a factor to the sums from `place` on. Returns where they end."""
-        b, factor, pieces = self.b, weighed.sum.factor, self._pieces(weighed)
-        pointer = self._matrices(factor, stage, transposed=True)
+        b, shared, pieces = self.b, self.cols[weighed.sum.factor], self._pieces(weighed)
+        pointer = self._matrices(shared, stage, along=True)
         of_tile = len(words) // len(self.tiles)
         for k in range(self.grid.cols // MATRIX):
             for d in range(0, pieces, 2):
-                at = k * MATRIX * self.pitches[factor] + d * MOST_BYTES
+                at = k * MATRIX * shared.pitch + d * MOST_BYTES
                 right = b.load_matrices(b.element(pointer, "i8", at), transposed=True)
                 for m in self.tiles:
                     left = words[m * of_tile + 4 * k : m * of_tile + 4 * k + 4]
