@@ -102,7 +102,10 @@ class Case:
             score = "t4"
         body += [Const("never", -math.inf, F32), Position("j", Index((("j", 1),))), Position("i", Index((("i", 1),)))]
         if "causal" in self.kinds:
-            body += [Compute("later", "gt", ("j", "i"), torch.bool), Compute("t5", "where", ("later", "never", score), F32)]
+            body += [
+                Compute("later", "gt", ("j", "i"), torch.bool),
+                Compute("t5", "where", ("later", "never", score), F32),
+            ]
             score = "t5"
         if "window" in self.kinds:
             body += [
@@ -174,7 +177,8 @@ class Case:
         scores = scores if bias is None else scores + bias.double()
         hidden = self.hidden()
         scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        return scores.softmax(-1).nan_to_num(0.0) @ v.double()
+        result: Tensor = scores.softmax(-1).nan_to_num(0.0) @ v.double()
+        return result
 
 
 def compiled(kernel: Kernel, change: Callable[[ScoreTiles], ScoreTiles] = lambda grid: grid) -> Callable[..., object]:
@@ -186,7 +190,9 @@ def compiled(kernel: Kernel, change: Callable[[ScoreTiles], ScoreTiles] = lambda
     return launcher(code, CudaCode(ptx(join([code]), TARGET)), len(kernel.parameters), int(code.workspace))
 
 
-def libraries(case: Case, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def libraries(
+    case: Case, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     plain, causal = not ({*case.kinds} - {"causal"}), "causal" in case.kinds
@@ -203,7 +209,8 @@ def libraries(case: Case, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) 
 
             def run(backend: Any = backend) -> Tensor:
                 with sdpa_kernel(backend):
-                    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and plain)
+                    y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and plain)
+                return y
 
             yield name, run
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -217,7 +224,8 @@ def libraries(case: Case, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) 
         return kept & (j > i - case.span) if "window" in case.kinds else kept
 
     if not plain:
-        blocks = create_block_mask(keep, None, None, case.queries, case.keys) if {*case.kinds} & {"causal", "window"} else None
+        hides = {*case.kinds} & {"causal", "window"}
+        blocks = create_block_mask(keep, None, None, case.queries, case.keys) if hides else None
         flex = torch.compile(flex_attention, dynamic=False)
         score_mod = score if {*case.kinds} & {"softcap", "bias"} else None
         yield "flex", lambda: flex(q, k, v, score_mod=score_mod, block_mask=blocks)
@@ -232,6 +240,16 @@ def time_of(run: Callable[[], object]) -> float:
         return graph_time(lambda _: run(), [torch.empty(0)] * 4)
 
 
+Shape = tuple[int, int, int, bool] | None
+
+
+def _shaped(grid: ScoreTiles, shape: Shape) -> ScoreTiles:
+    if shape is None:
+        return grid
+    row_tiles, warps, cols, keeps_rows = shape
+    return replace(grid, row_tiles=row_tiles, warps=warps, cols=cols, keeps_rows=keeps_rows)
+
+
 def measure(case: Case, sweep: bool) -> None:
     tensors, bias = case.tensors(), case.bias()
     q, k, v = tensors
@@ -239,15 +257,14 @@ def measure(case: Case, sweep: bool) -> None:
     given = [*tensors, *([] if bias is None else [bias])]
     exact = case.exact(q[0, -1], k[0, -1], v[0, -1], bias)
     flops = 4.0 * case.heads * case.scores * case.width
-    shapes: list[tuple[int, int, int, bool] | None] = [None]
+    shapes: list[Shape] = [None]
     if sweep:
         sides = [(2, 4, 64), (2, 4, 32), (1, 4, 64), (1, 8, 64), (1, 8, 32), (2, 8, 64), (1, 4, 128), (1, 8, 128)]
         shapes += [(*each, stays) for stays in (True, False) for each in sides]
     best, lines = math.inf, []
     for shape in shapes:
         try:
-            change = {} if shape is None else dict(zip(("row_tiles", "warps", "cols", "keeps_rows"), shape, strict=True))
-            run = compiled(case.kernel(), lambda grid: replace(grid, **change))  # noqa: B023
+            run = compiled(case.kernel(), lambda grid: _shaped(grid, shape))  # noqa: B023
             y.fill_(math.nan)
             took = time_of(lambda: run(1, *given, y, sums))  # noqa: B023
             error = float((y[0, -1].double() - exact).abs().max())
@@ -266,18 +283,24 @@ def measure(case: Case, sweep: bool) -> None:
     print(f"{case} | {fastest / best:.2f} | " + " | ".join(lines), flush=True)
 
 
+def _errors(case: Case, tensors: Sequence[Tensor], bias: Tensor | None, g: Tensor, found: list[Tensor]) -> list[float]:
+    """Of gradients, in parts of the largest one."""
+    q, k, v = (each.double().requires_grad_() for each in tensors)
+    exact = torch.autograd.grad(case.exact(q, k, v, bias), (q, k, v), g.double())
+    return [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True)]
+
+
 def gradients(case: Case) -> None:
     tensors, bias = case.tensors(), case.bias()
     q, k, v = (each.requires_grad_() for each in tensors)
     given = [*(each.detach() for each in tensors), *([] if bias is None else [bias])]
-    y, sums, g = torch.empty_like(given[0]), torch.empty(case.heads, case.queries, device="cuda"), torch.randn_like(given[0])
+    y, g = torch.empty_like(given[0]), torch.randn_like(given[0])
+    sums = torch.empty(case.heads, case.queries, device="cuda")
     forward, backward = compiled(case.kernel()), compiled(case.kernel(gradients=True))
     forward(1, *given, y, sums)
     found = [torch.full_like(each, math.nan) for each in given[:3]]
     took = time_of(lambda: backward(1, *given, y, g, sums, *found))
-    wide = [each.detach()[0, -1].double().requires_grad_() for each in tensors]
-    case.exact(*wide, bias).backward(g[0, -1].double())
-    errors = [float((ours[0, -1].double() - each.grad).abs().max() / each.grad.abs().max()) for ours, each in zip(found, wide, strict=True)]  # type: ignore[union-attr, operator]
+    errors = _errors(case, [each.detach()[0, -1] for each in tensors], bias, g[0, -1], [each[0, -1] for each in found])
     flops, lines, fastest = 10.0 * case.heads * case.scores * case.width, [], math.inf
     for name, library in libraries(case, q, k, v, bias):
         try:
@@ -292,10 +315,14 @@ def gradients(case: Case) -> None:
         except Exception as error:
             lines.append(f"{name} {type(error).__name__}: {str(error)[:90]}")
     shown = " ".join(f"{each:.1e}" for each in errors)
-    print(f"gradients {case} | {fastest / took:.2f} | ours {took:.1f} us {flops / took / 1e6:.0f} TFLOP/s errors {shown} | " + " | ".join(lines), flush=True)
+    ours = f"ours {took:.1f} us {flops / took / 1e6:.0f} TFLOP/s errors {shown}"
+    print(f"gradients {case} | {fastest / took:.2f} | {ours} | " + " | ".join(lines), flush=True)
 
 
-SIZES = [(3, 128, 128, 64), (2, 1000, 1000, 128), (2, 333, 777, 80), (1, 129, 4097, 32), (2, 2048, 2048, 96), (1, 65, 63, 40)]
+SIZES = [
+    (3, 128, 128, 64), (2, 1000, 1000, 128), (2, 333, 777, 80), (1, 129, 4097, 32), (2, 2048, 2048, 96),
+    (1, 65, 63, 40),
+]  # fmt: skip
 
 
 def check(sizes: Sequence[tuple[int, int, int, int]], with_gradients: bool) -> None:
@@ -319,9 +346,7 @@ def check(sizes: Sequence[tuple[int, int, int, int]], with_gradients: bool) -> N
                 g = torch.randn_like(q)
                 found = [torch.full_like(each, math.nan) for each in tensors]
                 compiled(case.kernel(gradients=True))(1, *given, y, g, sums, *found)
-                wide = [each.double().requires_grad_() for each in tensors]
-                case.exact(*wide, bias).backward(g.double())
-                errors = [float((a.double() - w.grad).abs().max() / w.grad.abs().max()) for a, w in zip(found, wide, strict=True)]  # type: ignore[union-attr, operator]
+                errors = _errors(case, tensors, bias, g, found)
                 print(f"{'right' if max(errors) < 3e-2 else 'WRONG'} gradients {case}: {errors}", flush=True)
         except Exception as error:
             print(f"{case}: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -21,7 +21,6 @@ from smelt.ir.kernel import (
     Const,
     Contract,
     Factor,
-    Index,
     Instruction,
     Kernel,
     Load,
@@ -103,7 +102,7 @@ class AttentionProblem:
         return min((each.beyond for each in self.hidden if not each.ahead), default=None)
 
     @property
-    def body(self) -> tuple[Instruction, ...]:
+    def body(self) -> tuple[_BODY, ...]:
         """The operations on the scores at each point: the input of the softmax, if there is one."""
         return tuple(i for i in self.kernel.stages[0].body if isinstance(i, _BODY))
 
@@ -302,6 +301,8 @@ def _without_weight(body: Iterable[Instruction], condition: str, value: bool) ->
                 choice = yes if known[chosen] else no
                 if choice in known:
                     known[out] = known[choice]
+            case Compute(out, "where", (_, yes, no), _) if yes in known and known[yes] == known.get(no):
+                known[out] = known[yes]
             case Compute(out, "add", args, _) if _NOTHING in map(known.get, args):
                 known[out] = _NOTHING
             case Compute(out, "sub", (left, _), _) if known.get(left) == _NOTHING:

@@ -200,7 +200,8 @@ _LINES: dict[type, Callable[[Any], str]] = {
         f"{_names(node.results)} = load_matrix{' transposed' if node.transposed else ''} {node.pointer.name}"
     ),
     loops.CopyAsync: lambda node: (
-        f"copy_async {node.source.name} to {node.to.name}{f' where {_name(node.mask)}' if node.mask is not None else ''}"
+        f"copy_async {node.source.name} to {node.to.name}"
+        f"{f' where {_name(node.mask)}' if node.mask is not None else ''}"
     ),
     loops.CopyCommit: lambda node: "copy_commit",
     loops.CopyWait: lambda node: f"copy_wait {node.pending}",

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from smelt.codegen.axes import dense_index
 from smelt.codegen.attention_problem import AttentionProblem, Weighed, problem_of, why_no_problem
+from smelt.codegen.axes import dense_index
 from smelt.codegen.gpu.attention.score_tiles_body import MATRIX, ScoreTiles
 from smelt.codegen.gpu.grids import Grid
 from smelt.device import Target
+from smelt.device.product_costs import MOST_ATTENTION_WIDTH
 from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import (
     Axis,
@@ -35,9 +36,8 @@ from smelt.ir.kernel import (
 from smelt.symbolic.shapes import product
 
 _NARROW = (torch.bfloat16, torch.float16)
-_MOST_WIDTH = 256
 _MOST_SUMS = 64  # that a thread has of results
-_MOST_KEPT = 128  # registers of a thread for results and for factors of its rows
+_MOST_KEPT = 128  # registers of a thread for results, scores, and factors of its rows: with more, some are spilled
 _MULTIPROCESSORS = 132
 
 
@@ -101,7 +101,7 @@ def why_no_tiles(kernel: Kernel, target: Target) -> str | None:
     if problem.dtype is not torch.float32 or problem.products or any(factor.bounds for factor in factors):
         return "it sums in another dtype, or sums something else"
     axes = [*(each.axis for each in problem.scores), *(each.axis for each in problem.sums)]
-    if any(axis.size > _MOST_WIDTH for axis in axes) or not problem.keys or not problem.queries:
+    if any(axis.size > MOST_ATTENTION_WIDTH for axis in axes) or not problem.keys or not problem.queries:
         return "keys are wide, or there are none"
     outer = {axis.name for axis in problem.outer}
     if any(not outer <= each.sum.index.axes for each in problem.sums):
@@ -127,7 +127,8 @@ def _sized(problem: AttentionProblem, sums: tuple[Weighed, ...], by_query: bool,
     warps = 8 // row_tiles
     cols = 64 if results <= 2 * _MOST_SUMS and len(problem.scores) == 1 else 32
     terms = sum(-(-int(each.axis.size) // MATRIX) for each in problem.scores) * 4 * row_tiles
-    stays = results // 2 * row_tiles + terms <= _MOST_KEPT
+    scores = len(problem.scores) * cols
+    stays = (results + scores) // 2 * row_tiles + terms <= _MOST_KEPT
     grid = ScoreTiles(problem.kernel, problem, by_query, row_tiles, warps, cols, target.warp_size, stays)
     while grid.rows > 64 and (grid.rows >= 2 * own or grid.blocks < _MULTIPROCESSORS):
         smaller = replace(grid, row_tiles=1) if grid.row_tiles > 1 else replace(grid, warps=grid.warps // 2)

@@ -114,7 +114,8 @@ class ScoreTilesBody(PhaseBody):
         self.own, self.streamed, self.size = grid.own, grid.streamed, int(grid.streamed.size)
         self.softmax = problem.softmax
         self.dtype = self.kernel.buffer(problem.scores[0].query.buffer).dtype
-        self.streams = list(dict.fromkeys([*map(self._col_side, problem.scores), *(s.sum.factor for s in problem.sums)]))
+        weighed = [each.sum.factor for each in problem.sums]
+        self.streams = list(dict.fromkeys([*map(self._col_side, problem.scores), *weighed]))
         self.depths = {self._col_side(each): each.axis for each in problem.scores}
         self.depths |= {self._row_side(each): each.axis for each in problem.scores}
         self.depths |= {each.sum.factor: each.axis for each in problem.sums}
@@ -170,7 +171,8 @@ class ScoreTilesBody(PhaseBody):
         low, middle, high = b.and_(lane, 7), b.and_(b.lshr(lane, 3), 1), b.lshr(lane, 4)
         ways = ((high, middle), (middle, high))
         self.readers = [(b.add(b.mul(down, 8), low), b.mul(beside, MOST_BYTES)) for down, beside in ways]
-        self.rows_shared = {each: self._place(each, self.own, grid.rows, 1) for each in map(self._row_side, problem.scores)}
+        of_rows = [self._row_side(each) for each in problem.scores]
+        self.rows_shared = {each: self._place(each, self.own, grid.rows, 1) for each in of_rows}
         self.cols = {each: self._place(each, self.streamed, grid.cols, _STAGES) for each in self.streams}
         first, last = self._first_and_last()
         for shared in self.rows_shared.values():
@@ -293,8 +295,8 @@ class ScoreTilesBody(PhaseBody):
         self.b.copy_commit()
 
     def _matrices(self, shared: _Shared, stage: Value, *, along: bool) -> Value:
-        """Where a lane reads the first matrices of a stage: two of rows of 16 bytes, one below the other, and two beside
-        them, or if not `along` two side by side and two below them."""
+        """Where a lane reads the first matrices of a stage: two, one below the other, and two beside them; or if not
+        `along`, two side by side and two below them."""
         b, (row, further) = self.b, self.readers[along]
         at = b.add(b.mul(row, shared.pitch), further)
         return b.element(shared.pointer, "i8", b.add(at, b.mul(stage, shared.count * shared.pitch)))
@@ -384,16 +386,17 @@ class ScoreTilesBody(PhaseBody):
         side by side. What has no weight is -inf before a softmax, else zero."""
         b, own = self.b, self.problem.body
         known = {each.name: b.const("i1", not each.value) for each in self.problem.hidden} if all_count else {}
-        body = [i for i in own if getattr(i, "out", "") not in known and getattr(i, "out", "") != self.scaled]
+        body = [i for i in own if i.out not in known and i.out != self.scaled]
         nothing = 0.0 if self.softmax is None else -math.inf
         found: list[list[Value]] = [[] for _ in wanted]
         for m in self.tiles:
             for n in range(self.grid.cols // _HALF):
                 cols = [b.add(b.add(col, b.mul(self.place, 2)), n * _HALF + way) for way in range(2)]
-                masks: list[Mask] = [None, None]
+                inside: list[Mask] = [None, None]
                 if not all_count and self.size % self.grid.cols:
                     masks = [b.icmp("slt", each, self.size) for each in cols]
                     cols = [b.select(mask, each, 0) for mask, each in zip(masks, cols, strict=True)]
+                    inside = [*masks]
                 for h in range(2):
                     pairs = {out: tuple(each[m][n][2 * h : 2 * h + 2]) for out, each in products.items()}
                     row = self.places_of_rows[2 * m + h]
@@ -409,7 +412,7 @@ class ScoreTilesBody(PhaseBody):
                     for values, result in zip(found, results, strict=True):
                         values += [
                             value if mask is None else b.select(mask, value, nothing)
-                            for value, mask in zip(result, masks, strict=True)
+                            for value, mask in zip(result, inside, strict=True)
                         ]
         return [value for values in found for value in values]
 
