@@ -267,21 +267,21 @@ def _hidden(kernel: Kernel, query: str, key: str) -> Iterator[Hidden]:
 
 def _positions(body: Iterable[Instruction]) -> dict[str, _Affine]:
     """The integers that are positions, sums and differences of such."""
-    found: dict[str, _Affine] = {}
+    positions: dict[str, _Affine] = {}
     for each in body:
         match each:
             case Position(out, index):
-                found[out] = {name: int(step) for name, step in index.terms} | {"": int(index.offset)}
+                positions[out] = {name: int(step) for name, step in index.terms} | {"": int(index.offset)}
             case Const(out, value, dtype) if not dtype.is_floating_point and dtype is not torch.bool:
-                found[out] = {"": int(value)}
-            case Compute(out, "add" | "sub" as op, (left, right), _) if left in found and right in found:
-                sign, a, b = 1 if op == "add" else -1, found[left], found[right]
-                found[out] = {name: a.get(name, 0) + sign * b.get(name, 0) for name in a.keys() | b.keys()}
-            case Compute(out, "neg", (value,), _) if value in found:
-                found[out] = {name: -step for name, step in found[value].items()}
-            case Cast(out, value, dtype) if value in found and dtype in (torch.int32, torch.int64):
-                found[out] = found[value]
-    return found
+                positions[out] = {"": int(value)}
+            case Compute(out, "add" | "sub" as op, (left, right), _) if left in positions and right in positions:
+                sign, a, b = 1 if op == "add" else -1, positions[left], positions[right]
+                positions[out] = {name: a.get(name, 0) + sign * b.get(name, 0) for name in a.keys() | b.keys()}
+            case Compute(out, "neg", (value,), _) if value in positions:
+                positions[out] = {name: -step for name, step in positions[value].items()}
+            case Cast(out, value, dtype) if value in positions and dtype in (torch.int32, torch.int64):
+                positions[out] = positions[value]
+    return positions
 
 
 def _without_weight(body: Iterable[Instruction], condition: str, value: bool) -> bool:

@@ -388,7 +388,7 @@ class ScoreTilesBody(PhaseBody):
         known = {each.name: b.const("i1", not each.value) for each in self.problem.hidden} if all_count else {}
         body = [i for i in own if i.out not in known and i.out != self.scaled]
         nothing = 0.0 if self.softmax is None else -math.inf
-        found: list[list[Value]] = [[] for _ in wanted]
+        of_wanted: list[list[Value]] = [[] for _ in wanted]
         for m in self.tiles:
             for n in range(self.grid.cols // _HALF):
                 cols = [b.add(b.add(col, b.mul(self.place, 2)), n * _HALF + way) for way in range(2)]
@@ -409,12 +409,12 @@ class ScoreTilesBody(PhaseBody):
                         self.run(body, {**row, self.streamed.name: cols[first]}, None)
                         for name, result in zip(wanted, results, strict=True):
                             result += self._spread(self.values[name])
-                    for values, result in zip(found, results, strict=True):
+                    for values, result in zip(of_wanted, results, strict=True):
                         values += [
                             value if mask is None else b.select(mask, value, nothing)
                             for value, mask in zip(result, inside, strict=True)
                         ]
-        return [value for values in found for value in values]
+        return [value for values in of_wanted for value in values]
 
     def _power(self, x: Value) -> Value:
         return self.b.power_of_two(x) if self.b.target.approximates else exp2(self.b, x)
