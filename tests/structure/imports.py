@@ -140,6 +140,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "generator",
         "shared_functions",
         "axes",
+        "attention_problem",
         "cpu",
         "gpu",
         "chip_generator",
