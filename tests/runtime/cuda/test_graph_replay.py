@@ -290,6 +290,16 @@ def test_graphs_are_freed_where_memory_is_short_and_recorded_anew(gpu: FakeCuda)
     del runs, run
 
 
+def test_graphs_that_were_launched_often_are_recorded_again(gpu: FakeCuda) -> None:
+    run = three_added(Recorder(gpu))
+    for _ in range(8):
+        for _ in range(12):
+            assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+        assert run.graphs["graphs"] == 1
+        assert _native.free_cuda_graphs() == 1
+    del run
+
+
 def test_graphs_are_recorded_where_the_gpu_waits_for_the_host(gpu: FakeCuda) -> None:
     recorder = Recorder(gpu)
     recorder.always = False
