@@ -163,7 +163,7 @@ class _Before:
                 continue
             memory = memory_of(gradient) if type(gradient) is torch.Tensor and self._is_ours(gradient) else None
             value = new_values.get(id(memory))
-            if value is None or gradient.is_conj() or gradient.is_neg():
+            if memory is None or value is None or gradient.is_conj() or gradient.is_neg():
                 return None
             place = places.setdefault(id(memory), len(places))
             if place == len(memories):
