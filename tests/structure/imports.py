@@ -151,7 +151,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ahead_of_time",
         "static",
     ),
-    "generation": ("cache", "sampling", "programs", "run", "speculation", "loop"),
+    "generation": ("cache", "sampling", "programs", "paged", "run", "speculation", "loop"),
     "pipeline": (
         "placement",
         "parts",
