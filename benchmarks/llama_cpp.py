@@ -178,19 +178,21 @@ def measure(size: str, form: str, peer: str, threads: int, tokens: int) -> Itera
 
         first = seconds(lambda: generate(ids, 2))
         ours = generate(ids, tokens)[0, len(PROMPT) :].tolist()
-        generate(text, 1)
+        generate(text, 1), generate(ids, 1)
         memory = torch.zeros(READ_BYTES // 4, dtype=torch.int32)
         read = smelt.compile(lambda memory: memory.sum(dtype=torch.int32))
         read(memory)
         rounds = [
             (
-                seconds(lambda: generate(ids, tokens)) - seconds(lambda: generate(ids, 1)),
+                seconds(lambda: generate(ids, tokens)),
+                seconds(lambda: generate(ids, 1)),
                 seconds(lambda: generate(text, 1)),
                 seconds(lambda: read(memory)),
             )
             for _ in range(ROUNDS)
         ]
-        decode, prefill, reading = (min(each) for each in zip(*rounds, strict=True))
+        whole, prompt, prefill, reading = (min(each) for each in zip(*rounds, strict=True))
+        decode = whole - prompt
         rate, bandwidth = (tokens - 1) / decode, weight_bytes(model) * (tokens - 1) / decode
         yield (
             f"{size:5} {form:5} smelt: decode {rate:7.1f} tokens/s = {bandwidth / 1e9:5.1f} GB/s, "
