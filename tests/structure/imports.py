@@ -139,6 +139,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "generator",
         "shared_functions",
         "axes",
+        "attention_problem",
         "cpu",
         "gpu",
         "chip_generator",
@@ -149,7 +150,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ahead_of_time",
         "static",
     ),
-    "generation": ("cache", "sampling", "programs", "run", "speculation", "loop"),
+    "generation": ("cache", "sampling", "programs", "paged", "run", "speculation", "loop"),
     "pipeline": (
         "placement",
         "parts",
