@@ -11,15 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from smelt.device.fusion_limits import Limits
-from smelt.ir.kernel import Contract, Kernel, KernelGroup, Role, members
+from smelt.ir.kernel import Contract, Kernel, KernelGroup, Role, WeightedSum, members
 from smelt.ir.program import Launch, Place, Program, Step, writes
+from smelt.symbolic.shapes import product
+from smelt.symbolic.symsize import hint
+
+_MOST_ROWS = 16
 
 
 def overlap_launches(program: Program, limits_of: Callable[[str], Limits]) -> Program:
     """The program, with kernels that may begin early if it has products by kernels."""
     known = {id(kernel): kernel for launched in program.kernels for kernel in members(launched)}
     mine = {number: kernel for number, kernel in known.items() if limits_of(kernel.target).overlaps_launches}
-    if not any(isinstance(i, Contract) for kernel in mine.values() for i in kernel.instructions()):
+    if not any(map(is_few_rows, mine.values())):
         return program
     written = {name for step in program.steps for name in writes(step)}
     given = {buffer.name for buffer in program.buffers if buffer.place in (Place.INPUT, Place.CONSTANT)} - written
@@ -46,3 +50,14 @@ def overlap_launches(program: Program, limits_of: Callable[[str], Limits]) -> Pr
 
 def _inputs(kernel: Kernel) -> set[str]:
     return {buffer.name for buffer in kernel.parameters if buffer.role is Role.INPUT}
+
+
+def is_few_rows(kernel: Kernel) -> bool:
+    """Whether a kernel is a product of few rows, which waits for nothing but its weights."""
+    folds = [i for i in kernel.instructions() if isinstance(i, Contract | WeightedSum)]
+    if len(folds) != 1 or not isinstance(folds[0], Contract):
+        return False
+    sizes = {axis.name: hint(axis.size) for axis in kernel.rows + kernel.cols}
+    reads = [factor.index.axes & sizes.keys() for factor in folds[0].factors]
+    own = [product(sizes[name] for name in one - other) for one, other in (reads, reads[::-1])]
+    return not reads[0] & reads[1] and min(map(int, own)) <= _MOST_ROWS

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.fusion_limits import Limits
+from smelt.fuse.launches.overlap_launches import is_few_rows
 from smelt.ir.kernel import Accumulate, Contract, Kernel, KernelGroup, Reduce, Role, Scan, WeightedSum
 from smelt.ir.program import Launch, Program, Step, reads, writes
 from smelt.ir.substitute_sizes import shape_env_of
@@ -58,10 +59,10 @@ def kind_of(step: Step, limits_of: Callable[[str], Limits]) -> type | None:
     if not limits_of(kernel.target).overlaps_launches or shape_env_of(kernel) is not None:
         return None
     kinds = {type(i) for i in kernel.instructions()}
-    if WeightedSum in kinds or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
-        return None
-    if Contract in kinds:
+    if is_few_rows(kernel):
         return Contract
+    if kinds & {Contract, WeightedSum} or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
+        return None
     points = int(kernel.row_count) * int(kernel.col_count)
     return None if kinds & {Reduce, Scan, Accumulate} or points > _MOST_POINTS else Kernel
 
