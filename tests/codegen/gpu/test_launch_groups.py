@@ -10,7 +10,7 @@ import torch
 from smelt import _native
 from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu import launch_groups
+from smelt.codegen.gpu.launches import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator, ptx
 from smelt.codegen.gpu.grid_plan import plan

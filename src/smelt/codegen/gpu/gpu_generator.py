@@ -16,8 +16,8 @@ from smelt.codegen.generator import EntryCode, Generator, named
 from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
-from smelt.codegen.gpu.launch_groups import emit_group
-from smelt.codegen.gpu.side_by_side import emit_side_by_side
+from smelt.codegen.gpu.launches.launch_groups import emit_group
+from smelt.codegen.gpu.launches.side_by_side import emit_side_by_side
 from smelt.codegen.gpu.simt import Simt, has_wide_floats
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built

@@ -26,13 +26,13 @@ def overlap_launches(program: Program, limits_of: Callable[[str], Limits]) -> Pr
     if not any(map(is_few_rows, mine.values())):
         return program
     written = {name for step in program.steps for name in writes(step)}
-    given = {buffer.name for buffer in program.buffers if buffer.place in (Place.INPUT, Place.CONSTANT)} - written
+    constants = {buffer.name for buffer in program.buffers if buffer.place in (Place.INPUT, Place.CONSTANT)} - written
     early = {number: _inputs(kernel) for number, kernel in mine.items()}
     for step in program.steps:
         for kernel, args in step.parts if isinstance(step, Launch) else ():
             if id(kernel) in early:
                 names = zip(kernel.parameters, args, strict=True)
-                early[id(kernel)] &= {buffer.name for buffer, name in names if name in given}
+                early[id(kernel)] &= {buffer.name for buffer, name in names if name in constants}
     changed = {number: replace(kernel, early=tuple(sorted(early[number]))) for number, kernel in mine.items()}
     groups: dict[int, KernelGroup] = {}
 
