@@ -1,0 +1,22 @@
+"""Tests of schedules take LLVM's code generator at its quickest; one in eight, by the checksum of its name, takes the
+level that programs get, as all other tests do."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.codegen.quick_code import quick_code
+
+SCHEDULES = {"cpu", "gpu"}  # folders
+_FULL = 8  # one of so many
+
+
+@pytest.fixture(autouse=True)
+def code_of_schedules(request: pytest.FixtureRequest) -> Iterator[None]:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    is_quick = folder in SCHEDULES and zlib.crc32(request.node.nodeid.encode()) % _FULL > 0
+    with quick_code() if is_quick else nullcontext():
+        yield
