@@ -372,9 +372,12 @@ take_input(EntryRun *at, size_t number, const smelt_tensor *tensor, smelt_error 
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is %s, and must be %s", info->name,
                           smelt_dtype_name(tensor->dtype), smelt_dtype_name(info->dtype));
     }
-    if (tensor->rank != info->rank || (tensor->rank && tensor->sizes == NULL)) {
+    if (tensor->rank != info->rank) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has %d dimensions, and must have %d", info->name,
                           tensor->rank, info->rank);
+    }
+    if (tensor->rank && tensor->sizes == NULL) {
+        return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has no sizes", info->name);
     }
     smelt_status status = check_sizes(at, &at->entry->table.registers[place], info, tensor, error);
     if (status) {
@@ -496,12 +499,13 @@ smelt_session_choose(smelt_session *session, size_t entry, smelt_error *error)
     if (session == NULL || entry >= session->model->entry_count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no entry point %zu", entry);
     }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
+    CudaContext before;
+    const smelt_status status = smelt_begin_call(session, &before, error);
+    if (!status) {
+        session->chosen = &session->runs[entry];
+        smelt_end_call(session, before);
     }
-    session->chosen = &session->runs[entry];
-    atomic_flag_clear(&session->busy);
-    return SMELT_OK;
+    return status;
 }
 
 smelt_status
@@ -510,19 +514,15 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
     if (session == NULL) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no session to run");
     }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
-    }
-    EntryRun *at = session->chosen;
-    at->returned = false;
-    CudaContext context;
-    smelt_status status = smelt_enter(session, &context, error);
+    CudaContext before;
+    smelt_status status = smelt_begin_call(session, &before, error);
     if (!status) {
+        EntryRun *at = session->chosen;
+        at->returned = false;
         status = run_inside(at, inputs, count, error);
-        smelt_leave(session, context);
+        at->returned = !status;
+        smelt_end_call(session, before);
     }
-    at->returned = !status;
-    atomic_flag_clear(&session->busy);
     return status;
 }
 
