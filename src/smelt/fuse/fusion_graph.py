@@ -259,22 +259,20 @@ class _Lowerer:
             self._scan(node, call)
             return
         assert isinstance(call, LookupCall)
-        spec, source = tensor_spec(node), self.refs[call.source]
-        source.value.needed = True
-        stride = [0] * len(spec.shape)
-        for have, dim in zip(source.layout.stride, call.along, strict=True):
-            if dim is not None:
-                stride[dim] += have
-        readings = [FusionRead(source.value, tuple(stride), source.layout.offset, identity_read=False, indirect=True)]
+        spec, readings, free = tensor_spec(node), list[FusionRead](), []
+        for source in (self.refs[each] for each in (call.source, *call.beside)):
+            source.value.needed = True
+            stride, layout = [0] * len(spec.shape), source.layout
+            for have, dim in zip(layout.stride, call.along, strict=True):
+                if dim is not None:
+                    stride[dim] += have
+            readings.append(FusionRead(source.value, tuple(stride), layout.offset, identity_read=False, indirect=True))
+            dims = zip(layout.stride, layout.shape, call.along, strict=True)
+            free.append(tuple((step, size) for step, size, dim in dims if dim is None))
         readings += [self._index_reading(index, spec.shape, spec.stride) for index in call.indices]
         for demand in call.demands:
             self._check(node, demand)
-        free = tuple(
-            (step, size)
-            for step, size, dim in zip(source.layout.stride, source.layout.shape, call.along, strict=True)
-            if dim is None
-        )
-        args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
+        args = (tuple(free), call.emit, *map(Slot, range(len(readings))))
         rule = PointRule(Pointwise(index_exprs.looked_up), args, {}, spec.dtype)
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = whole(value)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from smelt.base import events
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
+from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_alone, why_not_merge
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.records import Apart
 from smelt.fuse.target_choice import TargetChoice
@@ -95,6 +95,8 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
         return f"{source} is more than element-wise"
     if source.device != group.device:
         return f"they are on different devices, {source.device} and {group.device}"
+    if (reason := why_alone(source)) is not None:
+        return reason
     if len(group.members) + len(source.members) > group.limits.values:
         return f"the kernel would have more than {group.limits.values} operations"
     cost = 0

@@ -154,9 +154,10 @@ def max_pool2d_with_indices(
     starts = zip(best.shape[2:], step, edges, strict=True)
     rows, cols = (_ramp(count, each, x) - edge for count, each, edge in starts)
     # Where all is -inf, what stands beyond the edge is first: PyTorch begins with the first element within.
-    places = ((rows[:, None] + down, above), (cols + along, before))
-    row, col = (place.clamp_min(0) if edge else place for place, edge in places)
-    return best.clone() if product(size) == 1 else best, (row * x.shape[3] + col).expand(best.shape).clone()
+    inside = ((rows[:, None] + down, above), (cols + along, before))
+    row, col = (place.clamp_min(0) if edge else place for place, edge in inside)
+    places = row * x.shape[3] + col
+    return (best.clone(), places.expand(best.shape).clone()) if product(size) == 1 else (best, places)
 
 
 def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[tuple[int, int, Tensor]]:
@@ -218,11 +219,11 @@ def max_pool2d_with_indices_backward(
 
 
 def _to_chosen(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    """The gradients of windows, added up at places that count the elements of an image in rows. PyTorch's kernel for
-    NVIDIA's GPUs looks at the windows of each element instead, which is faster than atomic additions."""
+    """The gradients of windows, added up at places that count the elements of an image in rows. On a GPU, each
+    element looks at its windows instead (`ops/pool_gradients.py`), which is faster than atomic additions."""
     if x.dim() != 4 or not x.dtype.is_floating_point:
         return NotImplemented
-    if x.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+    if not on_host(x.device):
         return NotImplemented
     n, c, h, w = x.shape
     if grad.is_contiguous() and indices.is_contiguous():
