@@ -26,7 +26,7 @@ from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import cast
 from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize, known_equal
 
 Name = TypeVar("Name")
@@ -225,9 +225,15 @@ class RowsBody(PhaseBody):
         ends = [bound for bound in self.grid.bounds if not is_multiple(bound.size, bound.chunk)]
         if not ends:
             return None if is_multiple(count, step) else b.const("i64", count // step)
-        if len(ends) > 1 or ends[0].inner != cols[-1].name or len(cols) > 1 or is_symsize(count):
+        names = [axis.name for axis in self.kernel.rows]
+        below = self.kernel.rows[names.index(ends[0].part) + 1 :]
+        one_part = self.grid.cluster == 1 and is_multiple(product(each.size for each in below), self.grid.rows_at_once)
+        if len(ends) > 1 or not one_part or ends[0].inner != cols[-1].name or len(cols) > 1 or is_symsize(count):
             return None
-        rest = b.sub(b.index(ends[0].size), b.mul(self.rows[ends[0].part], b.index(ends[0].chunk)))
+        # The same for all threads of a block, so that they stay together.
+        first_row = b.mul(b.block_number(), self.grid.rows_at_once)
+        part = self._coordinates(first_row, self.kernel.rows)[ends[0].part]
+        rest = b.sub(b.index(ends[0].size), b.mul(part, b.index(ends[0].chunk)))
         rest = b.select(b.icmp("slt", rest, b.index(count)), rest, b.index(count))
         return b.convert("zext", b.binary("udiv", rest, b.index(step)), "i64")
 
