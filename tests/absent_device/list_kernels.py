@@ -5,8 +5,8 @@
     forward  12 x     19.0 MB     53.5 us  Rows   sum_mean_… 4096x768     grids; bytes of one, and the time of all
     forward  12 x                          library   aten.convolution.default [64, 64, 56, 56]
 
-Bytes are those that each grid reads and writes, of each buffer at most one element per point. The time is bytes / 4.26 TB/s,
-which an H200 copies. `--text` writes the kernels of each model to a file.
+Bytes are those that each grid reads and writes, of each buffer at most one element per point. The time is bytes /
+4.26 TB/s, which an H200 copies. `--text` writes the kernels of each model to a file.
 """
 
 import argparse

@@ -56,8 +56,9 @@ def test_equals_the_gradient_of_pytorch(
         gradient.double(), x.double(), size, step, edge, [1, 1], False, indices
     )
     by_dtype = {torch.int64: indices, dtype: gradient}
+    inputs = {buffer.name for buffer in kernel.parameters if buffer.name.startswith("in")}
     tensors = [
-        by_dtype[buffer.dtype].flatten().clone() if buffer.name.startswith("in") else torch.empty(buffer.size, dtype=dtype)
+        by_dtype[buffer.dtype].flatten().clone() if buffer.name in inputs else torch.empty(buffer.size, dtype=dtype)
         for buffer in kernel.parameters
     ]
     run_kernel(kernel, tensors)

@@ -1,7 +1,7 @@
 """The record of max pooling's gradient on GPUs, where windows overlap: each element looks at the windows it belongs to.
 
     max_pool2d_with_indices_backward(grad, x, [3, 3], [2, 2], [1, 1], …, indices)
-    →  at [i, j, h, w]: the sum over windows (r, c) around h, w of  where indices[i, j, r, c] == 112·h + w then grad[i, j, r, c]
+    →  at [i, j, h, w]: the sum of grad[i, j, r, c] over the windows r, c around h, w whose index is 112·h + w
 
 Nothing is scattered, so sums have the same order in every run.
 """
@@ -41,7 +41,7 @@ def _read(node: fx.Node) -> LookupCall | str:
     if _pair(dilation) != (1, 1) or counts[0] * counts[1] > _MOST_WINDOWS:
         return "has windows of many elements, or with holes"
     rank = len(spec.shape)
-    height, width = spec.shape[rank - 2 :]
+    width = spec.shape[rank - 1]
 
     def emit(e: Emitter, of_gradient: Fetch, of_indices: Fetch) -> Scalar:
         dims = [e.position(rank - 2), e.position(rank - 1)]

@@ -351,9 +351,7 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
     preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
     resident = _resident(first, prefetches) // _MULTIPROCESSORS if prefetches or not first.unrolled else 0
     room = replace(first, kernel=with_room(first.kernel, parts), resident=resident).parameters()
-    many_rows = RowReductions(
-        **room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches
-    )
+    many_rows = RowReductions(**room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches)
     return [many_rows, *_phases(finishing(one_pass, parts), target)]
 
 
@@ -562,13 +560,13 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     warps = 1
     while warps < _MOST_WARPS and warps * (warp // lanes) * 4 < hint(kernel.col_count):
         warps *= 2
-    rows = _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
-    if rows.unrolled or lanes < warp:
-        return rows
+    grid = _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
+    if grid.unrolled or lanes < warp:
+        return grid
     most = _REGISTER_FILE // _LOOP_THREADS
-    while rows.width > _LEAST_LOOP_WIDTH and _loop_registers(kernel, rows.width) > most:
-        rows = replace(rows, width=rows.width // 2)
-    return replace(rows, resident=_LOOP_THREADS // rows.threads if _loop_registers(kernel, rows.width) <= most else 0)
+    while grid.width > _LEAST_LOOP_WIDTH and _loop_registers(kernel, grid.width) > most:
+        grid = replace(grid, width=grid.width // 2)
+    return replace(grid, resident=_LOOP_THREADS // grid.threads if _loop_registers(kernel, grid.width) <= most else 0)
 
 
 def _loop_registers(kernel: Kernel, width: int) -> int:

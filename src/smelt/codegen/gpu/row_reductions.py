@@ -113,9 +113,9 @@ def row_reads(kernel: Kernel, groups: int = 0, *, loop: bool = True) -> list[Loa
     written: set[str] = set()
     for stage in kernel.stages:
         for i in stage.body:
-            unwritten = isinstance(i, Load) and (kernel.buffer(i.buffer).role is Role.INPUT or i.buffer in own - written)
-            if isinstance(i, Load) and stage.loop == loop and unwritten and i.index.axes & folded:
-                loads.setdefault((i.buffer, i.index), i)
+            if isinstance(i, Load) and stage.loop == loop and i.index.axes & folded:
+                if kernel.buffer(i.buffer).role is Role.INPUT or i.buffer in own - written:
+                    loads.setdefault((i.buffer, i.index), i)
             elif isinstance(i, Store):
                 written.add(i.buffer)
     return list(loads.values())

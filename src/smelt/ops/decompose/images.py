@@ -131,7 +131,9 @@ def max_pool2d_with_indices(
     """The greatest of each window, the first of equals, and where in the image it stands. NaN is greater than all."""
     edges = above, before = _pair(padding)
     size, step = _pair(kernel), _pair(stride or kernel)
-    if any(number != 1 for number in dilation) or product(size) > _MOST or x.dim() != 4 or not x.dtype.is_floating_point:
+    if any(number != 1 for number in dilation) or product(size) > _MOST:
+        return NotImplemented
+    if x.dim() != 4 or not x.dtype.is_floating_point:
         return NotImplemented
     # Rounding up makes a difference only where something is left over.
     extents = [extent + 2 * edge - k for extent, edge, k in zip(x.shape[2:], edges, size, strict=True)]

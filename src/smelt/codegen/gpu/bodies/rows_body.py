@@ -27,7 +27,7 @@ from smelt.codegen.loops.scalars import cast
 from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import is_symsize, known_equal
+from smelt.symbolic.symsize import is_symsize
 
 Name = TypeVar("Name")
 Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
