@@ -130,6 +130,7 @@ def main() -> int:
     parser.add_argument("--backends", nargs="+", default=["eager", "smelt", "torch.compile"])
     parser.add_argument("--json", type=Path, help="also write every figure here")
     args = parser.parse_args()
+    smelt.config.disk_cache = False  # a program that is loaded is not built, so `programs` would not see it
     torch.set_num_threads(1)  # what is measured is the calling thread's own work
     everything: dict[str, dict[str, float]] = {}
     print(f"{'kernel, µs':28}{'loop':>9}{'launch +':>10}{'call +':>9}{'eager':>9}")

@@ -87,6 +87,17 @@ def test_registrations_of_pytorch_itself_are_none() -> None:
     assert replaced_operators() == frozenset()
 
 
+def test_keeps_the_same_set_after_an_unrelated_registration() -> None:
+    """Guards compare identities before contents."""
+    with replaced("sin", cosine):
+        before = replaced_operators()
+        library = torch.library.Library("smelt_tests", "DEF")
+        library.define("unrelated(Tensor x) -> Tensor")
+        library.impl("unrelated", cosine, "CPU")
+        assert replaced_operators() is before == {"aten/sin/CPU"}
+        library._destroy()
+
+
 def test_libraries_that_are_freed_after_their_end() -> None:
     """They remove the registrations of others from PyTorch's set."""
     compiled, x = smelt.compile(sine), torch.linspace(-3, 3, 50)

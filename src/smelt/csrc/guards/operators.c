@@ -49,7 +49,17 @@ now_replaced(void)
     if (answer == NULL) {
         return NULL;
     }
-    Py_XSETREF(replaced, answer);
+    const int is_same = replaced == NULL ? 0 : PyObject_RichCompareBool(replaced, answer, Py_EQ);
+    if (is_same < 0) {
+        Py_DECREF(answer);
+        return NULL;
+    }
+    if (is_same) { /* guards compare identities first: keep the object they have */
+        Py_DECREF(answer);
+    }
+    else {
+        Py_XSETREF(replaced, answer);
+    }
     known_fill = fill;
     known_used = used;
     known_table = table;
