@@ -29,6 +29,7 @@ from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_collective, waits, why_not_drop, why_not_share
+from smelt.meta.rules.strides import like_stride
 from smelt.ops.gathers import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
@@ -39,6 +40,7 @@ from smelt.ops.record import (
     FoldCall,
     LibraryCall,
     Lookup,
+    LookupBeside,
     LookupCall,
     LookupIndex,
     OperandLayout,
@@ -260,7 +262,7 @@ class _Lowerer:
             return
         assert isinstance(call, LookupCall)
         spec, readings, free = tensor_spec(node), list[FusionRead](), []
-        for source in (self.refs[each] for each in (call.source, *call.beside)):
+        for source in (self.refs[call.source], *(self._kept_beside(each) for each in call.beside)):
             source.value.needed = True
             stride, layout = [0] * len(spec.shape), source.layout
             for have, dim in zip(layout.stride, call.along, strict=True):
@@ -276,6 +278,14 @@ class _Lowerer:
         rule = PointRule(Pointwise(index_exprs.looked_up), args, {}, spec.dtype)
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = whole(value)
+
+    def _kept_beside(self, beside: LookupBeside) -> Ref:
+        ref, spec = self.refs[beside.node], tensor_spec(beside.node)
+        spec = TensorSpec(spec.shape, like_stride(spec.shape, spec.stride), beside.dtype, spec.device)
+        reading = FusionRead.of(ref.value, ref.layout, spec.stride)
+        rule = PointRule(Pointwise(beside.emit), (Slot(0),), {}, spec.dtype)
+        name = f"{beside.node.name}_kept"
+        return whole(self._new(name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _take(self, node: fx.Node, source: FusionValue, layout: OperandLayout) -> None:
         """The elements of another value at `layout`."""

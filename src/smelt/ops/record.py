@@ -179,7 +179,7 @@ class LookupIndex:
 class LookupCall:
     """A call, read: `along` has for each dim of `source` the dim of the result that it runs along with, or None where
     the place is worked out; `emit(emitter, fetch, *indices)` does that, given the elements of the indices at a point.
-    Tensors `beside` the source are of the same rank, and read along with the same dims: `emit` gets a fetch for each.
+    Tensors `beside` the source are read along with the same dims: `emit` gets a fetch for each.
     """
 
     source: fx.Node
@@ -187,7 +187,17 @@ class LookupCall:
     emit: EmitRule
     indices: tuple[LookupIndex, ...] = ()
     demands: tuple[Demand, ...] = ()
-    beside: tuple[fx.Node, ...] = ()
+    beside: "tuple[LookupBeside, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookupBeside:
+    """A tensor of the same rank as the source of a lookup, in which elements are looked up, too: `emit(emitter,
+    element)` makes of each element what is kept of it, in `dtype`."""
+
+    node: fx.Node
+    dtype: torch.dtype
+    emit: EmitRule
 
 
 @dataclass(frozen=True, slots=True)
