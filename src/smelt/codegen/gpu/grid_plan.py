@@ -16,6 +16,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
 from smelt.codegen.axes import flattened, indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.gpu.attention.few_queries import few_queries
+from smelt.codegen.gpu.attention.score_tiles import row_products_apart, score_tiles
 from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
@@ -169,6 +170,12 @@ def _product_tiles(kernel: Kernel, target: Target) -> Grids:
 
 def _few_queries(kernel: Kernel, target: Target) -> Grids:
     return few_queries(kernel, target)
+
+
+def _score_tiles(kernel: Kernel, target: Target) -> Grids:
+    before, rest = row_products_apart(kernel)
+    grids = score_tiles(rest, target)
+    return grids if isinstance(grids, str) else [*_phases(before, target), *grids]
 
 
 def _few_rows(kernel: Kernel, target: Target) -> Grids:
@@ -643,7 +650,8 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 SCHEDULES = tuple(
     Row(name, takes, "grids", run, why)
     for name, takes, run, why in (
-        ("few queries", "kernel", _few_queries, "first: no other schedule has attention"),
+        ("few queries", "kernel", _few_queries, "first: few queries leave most of a tile empty"),
+        ("score tiles", "kernel", _score_tiles, "attention of many queries"),
         ("few rows", "kernel", _few_rows, "before tiles: whoever reads weights once waits for nothing but them"),
         ("product tiles", "kernel", _product_tiles, "before the rest, which have no contractions"),
         ("scatters apart", "kernel", _scatters_apart, "before the rest, which is scheduled without them"),
