@@ -162,6 +162,9 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
     return "many rows swapped" if swapped else "many rows along"
 
 
+MOST_ATTENTION_WIDTH = 256  # of a key, for matrix units of a GPU: results of a row are in registers
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
     """So many attentions of `queries` to `keys`, each of `width` numbers, or their gradients."""

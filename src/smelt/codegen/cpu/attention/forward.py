@@ -12,11 +12,11 @@ Each query has its own sums, whose order depends on sizes alone: it is the same 
 
 import math
 
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import BlockPart
-from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.attention.softmax import write_weights
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.generator import EntryCode
