@@ -60,9 +60,6 @@ _VECTOR_BYTES, _ROWS_BYTES = 1 << 21, 1 << 23  # of the right factor: with more,
 # A Neoverse N1 at 2.6 GHz, 240 products of 1 to 512 rows, 64 to 3,072 cols and 64 to 1,024 terms. Fits are off by 3 to
 # 9 percent in the median; lateness is what 7 of 10 kernels are below.
 _WITHOUT_BFLOAT = "x86_64 AVX512 without bfloat16"
-_ONE_NARROW_ROW = {
-    kind: ProductCosts(30_000, 0.46, 0.0, 0.0, lateness=0.8) for kind in ("vector along", "vector, much to read")
-}
 _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
     ("aarch64 without SVE", torch.float32): {
         "vector": ProductCosts(8_300, 0.66, 0.0, 0.0, lateness=1.3),
@@ -84,9 +81,6 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
         "many rows along": ProductCosts(3_000, 0.24, 0.18, 0.0, lateness=1.2),
         "many rows swapped": ProductCosts(3_000, 0.24, 0.18, 0.0, lateness=1.2),
     },
-    # A Sapphire Rapids Xeon, one row, 768 × 768 to 4,096², two threads: 13 to 22 GB/s, of 32 that a plain read reaches.
-    ("x86_64 AVX512", torch.bfloat16): _ONE_NARROW_ROW,
-    ("x86_64 AVX512", torch.float16): _ONE_NARROW_ROW,
     (_WITHOUT_BFLOAT, torch.float16): {
         "vector along": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=0.8),
         "vector, much to read": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=0.8),
