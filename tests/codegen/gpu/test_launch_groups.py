@@ -10,11 +10,11 @@ import torch
 from smelt import _native
 from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu.launches import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator, ptx
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import describe_host_warps
+from smelt.codegen.gpu.launches import launch_groups
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.targets import GROUP_BUFFERS
