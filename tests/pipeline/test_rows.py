@@ -139,7 +139,7 @@ def rewrites_before(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     return {row.name: firsts[row.name] for row in OPTIONAL if row.name in firsts}
 
 
-ONLY_ON_GPUS = {"drop repeats", "side by side", "overlap launches"}  # tests/fuse/test_short_launches.py
+ONLY_ON_GPUS = {"side by side", "overlap launches"}  # tests/fuse/test_short_launches.py
 ONLY_IN_TRAINING = ("rematerialize", "hoist updates", "write in place")
 
 

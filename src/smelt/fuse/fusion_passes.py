@@ -21,7 +21,6 @@ from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
 from smelt.fuse.hoist_updates import hoist_updates
-from smelt.fuse.launches.drop_repeats import drop_repeats
 from smelt.fuse.launches.group_launches import group_launches
 from smelt.fuse.launches.overlap_launches import overlap_launches
 from smelt.fuse.launches.side_by_side import side_by_side
@@ -122,10 +121,6 @@ def _write_in_place(program: Program, context: FusionContext) -> Program:
     return write_in_place(program, context.writes, context.budget)
 
 
-def _drop_repeats(program: Program, context: FusionContext) -> Program:
-    return drop_repeats(program, context.targets.limits_for, context.budget)
-
-
 def _reuse_in_place(program: Program, context: FusionContext) -> Program:
     return reuse_in_place(program, context.budget)
 
@@ -185,10 +180,6 @@ MEMORY = (
     Row(
         "write in place", PROGRAM, PROGRAM, _write_in_place,
         "before buffers are reused: an input's new value belongs where the old one is", BudgetUse.EACH,
-    ),
-    Row(
-        "drop repeats", PROGRAM, PROGRAM, _drop_repeats,
-        "once it is known what is written in place, before buffers are reused", BudgetUse.EACH,
     ),
     Row("reuse in place", PROGRAM, PROGRAM, _reuse_in_place, "before offsets: fewer buffers to place", BudgetUse.EACH),
     Row(
