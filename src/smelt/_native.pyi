@@ -720,7 +720,7 @@ def watch_nodes(address: int, saving_hooks: Callable[[bool], Any], /) -> None:
 def saved_values(
     recorder: LazyRecorder, nodes: list[Any], known: dict[type, Any], learn: Callable[[Any], tuple[str, ...]], /
 ) -> bytes | None:
-    """Which values are attributes of nodes, as words; `learn` names those of a class. None: one is no value, or gone."""
+    """Which values nodes have as attributes, as words; `learn` names those of a class. None: one is none, or gone."""
 
 class LazyBackward:
     """A backward whose operators were recorded before, taken as a whole.
