@@ -109,6 +109,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "composites",
         "loops",
         "runs",
+        "backwards",
         "at_once",
         "owner",
         "block",

@@ -6,6 +6,8 @@ Each kind of grid has a body of its own, which says where the points are: `bodie
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.scatters.scatter_updates import put
 from smelt.codegen.gpu.simt import Mask, Simt, both
@@ -107,6 +109,8 @@ class PhaseBody:
                 of, step = self.dtypes[args[-1]], QUAD if out in self.quads.same else 1
                 operands = [self.values[arg] for arg in args]
                 self.values[out] = self._each(operands, lambda *x: compute(b, op, x, of), step)
+            case Cast(out, value, torch.bfloat16) if b.target.has_bfloat and self._is_paired(value):
+                self.values[out] = b.as_bfloats(self.values[value])
             case Cast(out, value, dtype):
                 source, step = self.dtypes[value], QUAD if out in self.quads.same else 1
                 self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype), step)
@@ -116,6 +120,10 @@ class PhaseBody:
                 self._store(i, where, mask, tile)
             case _:
                 raise SmeltError("SM030", f"no GPU schedule has {type(i).__name__}")
+
+    def _is_paired(self, value: str) -> bool:
+        """Whether a thread has float32 numbers of points side by side."""
+        return self.dtypes[value] is torch.float32 and len(self.values[value]) % 2 == 0
 
     def _each(self, operands: Sequence[Values], function: Callable[..., Value], step: int = 1) -> Values:
         """Of each point of a thread; once for so many side by side that have the same, if they are several."""

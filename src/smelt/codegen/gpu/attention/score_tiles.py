@@ -120,12 +120,14 @@ def _of_sums(problem: AttentionProblem, sums: tuple[Weighed, ...]) -> AttentionP
 
 
 def _sized(problem: AttentionProblem, sums: tuple[Weighed, ...], by_query: bool, target: Target) -> ScoreTiles:
-    """Large blocks read what they go through less often; small ones keep the chip busy with few rows."""
+    """Large blocks read what they go through less often; small ones keep the chip busy with few rows. Measured on an
+    H200 by `python -m benchmarks.gpu_attention_tiles --sweep`."""
     results = sum(-(-int(each.axis.size) // MATRIX) * MATRIX for each in sums)
     own = problem.queries if by_query else problem.keys
-    row_tiles = 2 if results <= _MOST_SUMS else 1
+    one = len(problem.scores) == 1
+    row_tiles = 2 if results <= (2 if one else 1) * _MOST_SUMS else 1
     warps = 8 // row_tiles
-    cols = 64 if results <= 2 * _MOST_SUMS and len(problem.scores) == 1 else 32
+    cols = 64 if one and results <= _MOST_SUMS else 32
     terms = sum(-(-int(each.axis.size) // MATRIX) for each in problem.scores) * 4 * row_tiles
     scores = len(problem.scores) * cols
     stays = (results + scores) // 2 * row_tiles + terms <= _MOST_KEPT

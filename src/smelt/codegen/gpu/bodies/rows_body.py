@@ -50,6 +50,7 @@ class Rows(Grid):
     unrolled: bool
     warp: int  # threads that run in step
     cluster: int = 1  # blocks that share a row
+    padded: bool = False  # the last of a row's points may be fewer than `width`: what follows them is left out
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -101,6 +102,7 @@ class RowsBody(PhaseBody):
         self.keeps_loads = grid.unrolled
         self.row_mask: Mask = None
         self.col_mask: Mask = None  # of the cols a thread is at
+        self.lane_masks: Values = ()  # of each of those, if the last may be fewer
         self.first: Value = b.index(0)  # of a row's cols, what this thread begins with
         self.is_first: Mask = None  # whether this thread stores what there is once a row
         self.stored_once: dict[tuple[str, Index], Values] = {}
@@ -275,12 +277,17 @@ class RowsBody(PhaseBody):
 
     def _folded(self, fold: Reduce, so_far: Values, mask: Mask) -> Values:
         b, dtype = self.b, self.dtypes[fold.value]
-        nothing = start(b, fold.op, dtype, 1)
-        pairs = zip(so_far, self._spread(self.values[fold.value]), strict=True)
-        return tuple(
-            combine(b, fold.op, dtype, old, value if mask is None else b.select(mask, value, nothing))
-            for old, value in pairs
-        )
+        values = self._of_points(self._spread(self.values[fold.value]), mask, start(b, fold.op, dtype, 1))
+        return tuple(combine(b, fold.op, dtype, old, value) for old, value in zip(so_far, values, strict=True))
+
+    def _of_points(self, values: Values, mask: Mask, nothing: Value) -> Values:
+        """The values of the points that there are, and `nothing` for others."""
+        b = self.b
+        if self.lane_masks:
+            rows = self.row_mask
+            inside = [each if rows is None else b.and_(each, rows) for each in self.lane_masks]
+            return tuple(b.select(each, value, nothing) for each, value in zip(inside, values, strict=True))
+        return values if mask is None else tuple(b.select(mask, value, nothing) for value in values)
 
     def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
         """The first of the cols that a thread takes in iteration `number`."""
@@ -288,6 +295,8 @@ class RowsBody(PhaseBody):
         mask: Mask = None
         col = b.add(b.mul(number, grid.stride), self.first)
         count = self.kernel.col_count
+        if grid.padded:
+            self.lane_masks = tuple(b.icmp("slt", b.add(col, lane), b.index(count)) for lane in range(grid.width))
         if is_symsize(count) or count % grid.stride:  # of a size that varies, loops may come to tiles behind the last
             mask = b.icmp("slt", col, b.index(count))
             col = b.select(mask, col, 0)
