@@ -43,6 +43,17 @@ class Code:
         return [self.image[begin:end] for begin, end in itertools.pairwise((*self.entries, len(self.image)))]
 
 
+def check_code(code: Code, kernels: int) -> None:
+    """The rules of an image."""
+    size = len(code.image)
+    require(len(code.entries) == kernels, "the code", f"has {len(code.entries)} entries for {kernels} kernels")
+    require(all(0 <= entry < size for entry in code.entries), "the code", "has an entry outside its image")
+    for number, slot in enumerate(code.slots):
+        require(0 <= slot.offset <= size - 8, f"slot {number} of the code", "is outside the image")
+        inside = slot.name or 0 <= slot.addend <= size
+        require(inside, f"slot {number} of the code", "is the address of something outside the image")
+
+
 def code_bytes(code: Code) -> bytes:
     """A CODE section."""
     names = list(dict.fromkeys(slot.name.encode() for slot in code.slots))
@@ -69,7 +80,7 @@ def _places(pieces: Sequence[bytes]) -> list[int]:
 
 
 def read_code(section: Any) -> Code:
-    """What `code_bytes` made. What loads it checks that entries and slots are inside the image."""
+    """What `code_bytes` made, every rule checked."""
     view = memoryview(section)
     head = 8 * len(CodeHeader._fields)
     require(len(view) >= head, "the code", "is cut")
@@ -90,7 +101,9 @@ def read_code(section: Any) -> Code:
         begin = header.blob + slot.name
         require(slot.name >= 0 and 0 <= slot.length <= header.image - begin, "the code", "has a slot without a name")
         slots.append(CodeSlot(slot.offset, _text(view[begin : begin + slot.length]), slot.addend))
-    return Code(bytes(view[header.image :]), entries, tuple(slots))
+    code = Code(bytes(view[header.image :]), entries, tuple(slots))
+    check_code(code, header.kernels)
+    return code
 
 
 def _text(data: memoryview) -> str:
