@@ -266,6 +266,13 @@ def test_padding_is_refused_by_a_module_without_a_mask() -> None:
         smelt.generate(_Own().eval(), ids, attention_mask=mask)
 
 
+def test_layers_out_of_order_are_refused() -> None:
+    model = MODELS["llama"].build()
+    model.model.layers = model.model.layers[::-1]
+    with pytest.raises(smelt.SmeltError, match=r"SM004.*in order: layer 1 follows 0 layers"):
+        smelt.generate(model, prompts(1, 5))
+
+
 @pytest.mark.parametrize("name", ["t5", "mamba", "qwen3_next"])
 def test_models_with_other_caches_are_refused(name: str) -> None:
     with pytest.raises(smelt.SmeltError, match=r"SM004.*in place"):

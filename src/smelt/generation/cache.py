@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smelt.base.errors import SmeltError
+
 
 class PromptCache:
     """Records what each layer computes for the prompt."""
@@ -26,7 +28,12 @@ class PromptCache:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer_idx != len(self.keys):
-            raise NotImplementedError(f"layer {layer_idx} writes to the cache after {len(self.keys)} layers")
+            raise SmeltError(
+                "SM004",
+                "smelt.generate needs layers that write the cache in order: "
+                f"layer {layer_idx} follows {len(self.keys)} layers",
+                hint="compile the model, and call its generate",
+            )
         self.keys.append(keys)
         self.values.append(values)
         return keys, values

@@ -287,7 +287,7 @@ SMELT_API smelt_status smelt_state_write(smelt_session *session, size_t number, 
 SMELT_API smelt_status smelt_session_reset(smelt_session *session, smelt_error *error);
 
 /* A file of the same model with the session's state in it: a checkpoint, which smelt_model_open, smelt_session_load and
-   Python read. It is there as a whole or not at all. */
+   Python read. It is there as a whole or not at all; what is no file, such as a pipe or a device, is not replaced. */
 SMELT_API smelt_status smelt_session_save(smelt_session *session, const char *path, smelt_error *error);
 
 /* Takes over the state of such a file; by the registers' names, all of which must be there with the same shapes. */

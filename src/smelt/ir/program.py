@@ -114,11 +114,6 @@ class Program:
                 return candidate
         raise KeyError(f"program {self.name} has no buffer {name!r}")
 
-    @property
-    def arena_device(self) -> torch.device | None:
-        """The device that the arena is on; None if the program needs none."""
-        return next((buffer.spec.device for buffer in self.buffers if buffer.place is Place.ARENA), None)
-
     def unplanned(self) -> "Program":
         """The same without an arena: each buffer is allocated when it is first written, and let go when it has been
         read for the last time. That takes less memory, as nothing is held for later, and more time."""

@@ -191,7 +191,7 @@ def _rolled(shift: Size, size: Size) -> Ways:
     return ways
 
 
-def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], LookupCall | CopyCall | str]:
+def _padded(*, is_reflected: bool) -> Callable[[fx.Node], LookupCall | CopyCall | str]:
     def read(node: fx.Node) -> LookupCall | CopyCall | str:
         shape = tensor_spec(source_of(node)).shape
         pads = _pads(node.args[1], len(shape))
@@ -200,31 +200,23 @@ def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], L
         # Three reads an element, two of them nearly always for nothing: the library copies whole rows.
         if (why := why_not_read_in_kernels(node)) is not None:
             return why
-        ways = {dim: reader(shape[dim], *pair) for dim, pair in enumerate(pads) if pair != (0, 0)}
+        ways = {dim: _padded_ways(shape[dim], *pair, is_reflected) for dim, pair in enumerate(pads) if pair != (0, 0)}
         return _chosen(node, ways) if ways else _cropped(source_of(node), pads)
 
     return read
 
 
-def _reflected(size: Size, low: Size, high: Size) -> Ways:
+def _padded_ways(size: Size, low: Size, high: Size, is_reflected: bool) -> Ways:
+    """Padding before and behind repeats the nearest element, or mirrors what is inside."""
+
     def ways(e: Emitter, here: Scalar) -> list[Way]:
         choices: list[Way] = [(_add(e, here, -low), None)]
         if low > 0:
-            choices.insert(0, (_back_from(e, low, here), _below(e, here, low)))
+            first = _back_from(e, low, here) if is_reflected else e.const(0, _I64)
+            choices.insert(0, (first, _below(e, here, low)))
         if high > 0:
-            choices.insert(0, (_back_from(e, 2 * (size - 1) + low, here), _from(e, here, size + low)))
-        return choices
-
-    return ways
-
-
-def _replicated(size: Size, low: Size, high: Size) -> Ways:
-    def ways(e: Emitter, here: Scalar) -> list[Way]:
-        choices: list[Way] = [(_add(e, here, -low), None)]
-        if low > 0:
-            choices.insert(0, (e.const(0, _I64), _below(e, here, low)))
-        if high > 0:
-            choices.insert(0, (e.const(size - 1, _I64), _from(e, here, size + low)))
+            last = _back_from(e, 2 * (size - 1) + low, here) if is_reflected else e.const(size - 1, _I64)
+            choices.insert(0, (last, _from(e, here, size + low)))
         return choices
 
     return ways
@@ -276,8 +268,8 @@ _READ: dict[str, Callable[[fx.Node], Any]] = {
     "flip": _flip,
     "constant_pad_nd": _constant_pad,
     "roll": _roll,
-    **{f"reflection_pad{rank}d": _padded(_reflected) for rank in (1, 2, 3)},
-    **{f"replication_pad{rank}d": _padded(_replicated) for rank in (1, 2, 3)},
+    **{f"reflection_pad{rank}d": _padded(is_reflected=True) for rank in (1, 2, 3)},
+    **{f"replication_pad{rank}d": _padded(is_reflected=False) for rank in (1, 2, 3)},
     **{f"reflection_pad{rank}d_backward": _reflected_backward for rank in (1, 2, 3)},
 }
 

@@ -12,7 +12,7 @@ from tests.native.deploy.building import HERE, compiled, compiler, mutator, sani
 from tests.native.deploy.c_library import INCLUDE, LIBRARY, STATIC_LIBRARY, build_flags
 from tests.native.deploy.campaign import mutated
 
-LARGEST = 300_000
+LARGEST = 180_000  # bytes
 
 
 def output(*command: object, **settings: object) -> str:
@@ -66,6 +66,17 @@ def test_options_may_have_fewer_or_more_fields(models: dict[str, Path], tmp_path
     program = compiled(HERE / "options.c", tmp_path / "options")
     refused = "later and used 1 1\nno size 1 1\nnonsense 1 1\n"
     assert output(program, models["affine"]) == f"earlier 0 0\nlater 0 0\n{refused}"
+
+
+def test_calls_that_make_no_sense_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    program = compiled(HERE / "stranger.c", tmp_path / "stranger")
+    lines = output(program, models["affine"], models["training"]).splitlines()
+    assert {"model 0", "nobody 0 none an unknown error", "in place 10 40"} <= set(lines)
+    statuses = [int(re.split(r" (\d+) ", line)[1]) for line in lines if line[:5] not in ("model", "nobod", "in pl")]
+    one, input_, size = 1, 7, 8
+    assert statuses == [
+        one, one, one, one, *[input_] * 8, *[size] * 3, one, 0, size, 0, *[one] * 6, 2, one, one,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("standard", ["c99", "c11", "c++11", "c++17"])

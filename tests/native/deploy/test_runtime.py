@@ -1,5 +1,6 @@
 """The C runtime, driven from outside: sizes, branches, loops, arguments, state, and what it says to wrong calls."""
 
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.base.errors import SmeltError
 from smelt.ir.artifact_file.artifact import ArtifactFile
 from smelt.ir.artifact_file.code import CodeSlot
 from smelt.ir.artifact_file.container import read_sections
@@ -369,6 +371,19 @@ def test_files_that_are_none_are_refused(drive: Drive, models: dict[str, Path], 
         path.write_bytes(data)
         assert drive(path).status("open") == [status]
     assert drive(tmp_path).status("open") == [FILE]
+
+
+def test_pipes_are_neither_read_nor_replaced(drive: Drive, models: dict[str, Path], tmp_path: Path) -> None:
+    """Opening a pipe would wait for its writer, and a checkpoint would replace a device such as /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert drive(pipe).status("open") == [FILE]
+    said = drive(models["training"], "save", str(pipe), "load", str(pipe))
+    assert said.status("save") == [IO] and "it is no file" in said.message("save")
+    assert said.status("load") == [FILE]
+    with pytest.raises(SmeltError, match="is no file"):
+        save(MODELS["affine"]().artifact(), pipe)
+    assert pipe.is_fifo()
 
 
 def test_weights_may_be_trusted(drive: Drive, models: dict[str, Path], tmp_path: Path) -> None:

@@ -728,14 +728,6 @@ class Interpreter:
         waiting = (frame for frame in self.frames[:-1] if not is_polyfill(frame.info.code))
         return tuple((each.info.code.co_filename, each.info.instructions[each.index - 1].line) for each in waiting)
 
-    def has_tensor(self, value: Any) -> bool:
-        """Whether a tensor is the value or inside it."""
-        if isinstance(value, Sequence):
-            return any(self.has_tensor(self.externals.force(item)) for item in value.items)
-        if isinstance(value, Slice):
-            return any(self.has_tensor(part) for part in (value.start, value.stop, value.step))
-        return isinstance(value, Tensor)
-
 
 # Structure sequences of which there is one, and of which no other can be made.
 _ONLY = {type(each): each for each in (sys.version_info, sys.flags)}

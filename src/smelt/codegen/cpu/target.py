@@ -58,4 +58,6 @@ def describe_host() -> Target:
     if own["triple"].startswith(("aarch64", "arm64")):
         return replace(AARCH64, **own, tune_cpu="generic")
     bits = 512 if features.get("avx512f") else 256 if features.get("avx2") or features.get("avx") else 128
-    return x86(bits, **own, has_fma=bool(features.get("fma")), has_half=bool(features.get("f16c")))
+    dots = "avx512vnni" if bits == 512 else "avxvnni"
+    has = {"has_fma": "fma", "has_half": "f16c", "dots_bytes": dots}
+    return x86(bits, **own, **{name: bool(features.get(each)) for name, each in has.items()})

@@ -50,6 +50,7 @@ SIGNED_LESS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "
 _SCALE = {"f32": ("llvm.x86.avx512.mask.scalef.ps.512", "i16"), "f64": ("llvm.x86.avx512.mask.scalef.pd.512", "i8")}
 _SCALE_BITS = 512
 _LOOKUP = "llvm.x86.avx512.permvar.sf.512"
+_DOT = "llvm.x86.avx512.vpdpbusd."
 
 BUFFERS = Value("%buffers", "ptr")
 THREADS = Value("%threads", "i64")
@@ -462,6 +463,10 @@ class Builder:
     def looked_up(self, table: Value, numbers: Value) -> Value:
         """Of 16 float32 the one whose number is in the lowest bits of each lane. Where `Target.has_lane_lookup`."""
         return self.call(_LOOKUP, table, numbers, result="f32", lanes=table.lanes)
+
+    def dotted_bytes(self, total: Value, unsigned: Value, signed: Value) -> Value:
+        """i32 totals plus the products of 4 unsigned bytes by 4 signed ones in each lane. Where `Target.dots_bytes`."""
+        return self.call(f"{_DOT}{32 * total.lanes}", total, unsigned, signed, result="i32", lanes=total.lanes)
 
     def permute(self, value: Value, order: Sequence[int], other: Value | None = None) -> Value:
         """Lanes of a vector, and of another behind it, by their numbers."""

@@ -372,9 +372,12 @@ take_input(EntryRun *at, size_t number, const smelt_tensor *tensor, smelt_error 
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is %s, and must be %s", info->name,
                           smelt_dtype_name(tensor->dtype), smelt_dtype_name(info->dtype));
     }
-    if (tensor->rank != info->rank || (tensor->rank && tensor->sizes == NULL)) {
+    if (tensor->rank != info->rank) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has %d dimensions, and must have %d", info->name,
                           tensor->rank, info->rank);
+    }
+    if (tensor->rank && tensor->sizes == NULL) {
+        return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has no sizes", info->name);
     }
     smelt_status status = check_sizes(at, &at->entry->table.registers[place], info, tensor, error);
     if (status) {

@@ -144,7 +144,11 @@ copy_state(smelt_session *session, size_t number, void *to, const void *from, si
     Register *own = &session->runs->run.registers[place];
     const int64_t item = table_item_size(record->dtype), expected = smelt_sized_bytes(own->sizes, record->rank, item);
     int64_t plain[SMELT_MAX_RANK], strides[SMELT_MAX_RANK];
-    if (expected < 0 || (uint64_t)expected != bytes || (bytes && to == NULL && from == NULL)) {
+    if (bytes && to == NULL && from == NULL) {
+        status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "state %s cannot be copied to or from NULL",
+                            table_string(table, record->name));
+    }
+    else if (expected < 0 || (uint64_t)expected != bytes) {
         status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "state %s has %lld bytes, not %zu",
                             table_string(table, record->name), (long long)expected, bytes);
     }

@@ -128,6 +128,7 @@ def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
     symbolic link stays a link; a file that is replaced keeps its mode."""
     records = _placed(sections)
     path = Path(os.path.realpath(path))
+    require(not path.exists() or path.is_file(), str(path), "is no file, and is not replaced")  # such as /dev/null
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     descriptor, is_named = _open_unfinished(path.parent, unfinished)
     try:

@@ -48,7 +48,7 @@ _WORTH: dict[tuple[ModuleType, str], int] = {
     (direct, "_GRAIN"): 64,
 }
 _BLOCKS: dict[tuple[ModuleType, str], int] = {
-    (tile_shape, "_BLOCK_DEPTH"): 12,
+    (tile_shape, "_BLOCK_DEPTH"): 40,
     (tile_shape, "_BLOCK_ROWS"): 16,
     (tile_shape, "_BLOCK_COLS"): 40,
     (dot, "_DEPTH"): 32,

@@ -71,6 +71,19 @@ def test_long_sums(busy: None) -> None:
     same_as_reference([product(3, 30, 4099), product(1, 50, 4097)], "few rows")
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("schedule", "right"), BOTH)
+def test_long_sums_are_added_up_in_parts(schedule: str, right: str, rows: int) -> None:
+    """Thousands of terms of one sign, one after the other, would round by 10 units and more."""
+    depth, cols = 5000, 50
+    (compiled,) = compiled_by([product(rows, cols, depth, right=right)], schedule)
+    x, w = torch.rand(rows, depth), torch.rand(depth, cols)
+    tensors = [x.flatten(), (w.t() if right == "bjk" else w).flatten(), torch.zeros(rows * cols)]
+    call(compiled, tensors)
+    truth = (x.double() @ w.double()).flatten()
+    assert ((tensors[2] - truth).abs() / truth).max() < 4 * torch.finfo(F32).eps
+
+
 MATRIX_BY_VECTOR = [
     ("dot", "rows(i:50) cols()", "x[40*i + k]"),
     ("dot", "rows() cols(i:50)", "x[40*i + k]"),

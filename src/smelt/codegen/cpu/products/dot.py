@@ -27,6 +27,7 @@ from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 _REGISTER_BITS = 128  # neighbours are added within so many bits, on every target
 _DEPTH = 2048  # of a sum, before it is added to what the block's array has: more of the left factor fits no cache
+_LANE_DEPTH = 256  # and of a lane's share, for accuracy
 _ROWS = 64  # of a block: more would be worth packing both factors
 _COLS = 48
 _AHEAD = 256  # bytes, where each row of the right factor is multiplied with several of the left
@@ -105,8 +106,9 @@ def _compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, tile: Dot
     with b.when(block.fresh):
         _pack_left(b, problem, tile, block)
     steep, apart = -(-problem.depth // tile.lanes) * tile.lanes, problem.n[0].right if problem.n else 0
-    for first in range(0, problem.depth, _DEPTH):
-        depth = min(_DEPTH, problem.depth - first)
+    most = min(_DEPTH, _LANE_DEPTH * tile.lanes)
+    for first in range(0, problem.depth, most):
+        depth = min(most, problem.depth - first)
         dots = _Dots(b.target, problem, tile, depth % tile.lanes, adds=first > 0)
         left, right = block.packed.at(first * tile.rows).pointer, block.right.at(first).pointer
         sizes = (block.sums.pointer, blocks.pitch, block.rows, block.cols, depth)

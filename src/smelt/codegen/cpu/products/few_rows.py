@@ -4,7 +4,8 @@
     → w is read in a few long runs side by side, each element once
 
 The right factor is not copied. The left factor is: the rows of a tile side by side, for each step along the sum. The
-block's array keeps the sums from one run of rows to the next.
+block's array keeps the sums from one run of rows to the next. Long sums are computed in parts, which are added up at
+their ends: this rounds less than one addition for each run.
 """
 
 import functools
@@ -17,12 +18,13 @@ from smelt.codegen.cpu.products.micro_kernel import products_added, spread
 from smelt.codegen.cpu.products.panel_copies import pack_matrix
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, StreamedSchedule, block_lanes
+from smelt.codegen.cpu.products.tile_shape import Count, parts
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
-from smelt.symbolic.symsize import hint, known_equal
+from smelt.symbolic.symsize import hint, known_at_least, known_equal
 
 _REGISTER_BITS = 128
 _MOST_ROWS = 8  # of a tile
@@ -30,11 +32,12 @@ _ROWS = 64  # of a block
 _ARRAY_BYTES = 16 * 1024  # of a block's sums: they stay in the first cache
 _LEAST_COLS = 64  # of a block
 _DEPTH = 32  # rows of the right factor at a time
-_REST_DEPTH = 256  # and for columns that are no whole tile
+_REST_DEPTH = 64  # and for columns that are no whole tile
 _CROWDED = 4096  # bytes between rows of which a multiple puts all of them in the same few places of the cache
 _CROWDED_DEPTH = 16
 _CACHE_LINE = 64
-_ALONE_DEPTH, _ALONE_VECTORS = 2, 8  # where there is one row to multiply with
+_ALONE_DEPTH, _ALONE_VECTORS, _ALONE_BYTES = 8, 8, 256  # where there is one row to multiply with
+_RUNS = 32  # of steps in a part of the sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class RowsTile:
     @property
     def cols(self) -> int:
         return self.vectors * self.lanes
+
+    @property
+    def part(self) -> int:
+        """Steps of a sum before it is added to those before it."""
+        return _RUNS * self.depth
 
     @property
     def stored_rows(self) -> int:
@@ -73,7 +81,8 @@ def _tile_of(problem: Problem, target: Target) -> RowsTile:
     group = _REGISTER_BITS // (8 * problem.dtype.itemsize)
     vectors = max(1, problem.cols // lanes)
     if problem.rows == 1:
-        return RowsTile(1, min(_ALONE_VECTORS, vectors), lanes, _ALONE_DEPTH, False, group, _ALONE_DEPTH)
+        vectors = min(_ALONE_VECTORS, vectors, max(1, _ALONE_BYTES * 8 // target.vector_bits))
+        return RowsTile(1, vectors, lanes, _ALONE_DEPTH, False, group, _ALONE_DEPTH)
     most = target.vector_registers - 8 if target.vector_registers >= 32 else target.vector_registers - 4
     tiles = [
         RowsTile(rows, count, lanes, depth, True, group)
@@ -107,7 +116,8 @@ def _blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBloc
     least = max(lanes, tile.cols)
     pitch = joined * col_step + least + tile.lanes
     left_size = block_rows // tile.rows * tile.stored_rows * problem.depth
-    return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
+    array_rows = block_rows if known_at_least(tile.part, problem.depth) else 2 * block_rows
+    return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, array_rows, left_size, joined)
 
 
 def _compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, tile: RowsTile) -> None:
@@ -134,30 +144,41 @@ _TAKEN = _LEFT, _RIGHT, _APART, _SUMS, _PITCH, _COUNT, _WIDTH, _STEPS = params(
 @functools.cache
 def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> Function:
     """Computes a block: rows of a packed left factor by `cols` columns of the right one, whose rows are `apart` from
-    each other."""
+    each other. Parts of the sum after the first are computed in rows behind those of the sums, if there are any."""
     b = Builder(target)
-    writer = _Rows(b, source, dtype, tile)
-    last = b.sub(_WIDTH, tile.cols)
-    with b.loop(0, _STEPS, tile.depth) as run:
-        until = b.smin(b.add(run, tile.depth), _STEPS)
-        with b.loop(0, _COUNT, tile.rows) as row:
-            panel, line = writer.row(row)
-            with b.loop(0, b.add(last, 1), tile.cols) as column:
-                writer.tile(panel, line, column, (run, until))
-    # Columns that are no whole tile: one that overlaps the tile before it, after all others.
-    is_cut = b.icmp("ne", b.urem(_WIDTH, tile.cols), 0)
-    with b.when(is_cut), b.loop(0, _STEPS, rest_depth) as run:
-        until = b.smin(b.add(run, rest_depth), _STEPS)
-        with b.loop(0, _COUNT, tile.rows) as row:
-            writer.tile(*writer.row(row), last, (run, until))
+    last, behind = b.sub(_WIDTH, tile.cols), b.mul(b.mul(parts(Count(b, _COUNT), tile.rows).value, tile.rows), _PITCH)
+    with b.loop(0, _STEPS, tile.part) as first:
+        end, is_later = b.smin(b.add(first, tile.part), _STEPS), b.icmp("sgt", first, 0)
+        writer = _Rows(b, source, dtype, tile, first, b.select(is_later, behind, 0))
+        with b.loop(first, end, tile.depth) as run:
+            until = b.smin(b.add(run, tile.depth), end)
+            with b.loop(0, _COUNT, tile.rows) as row:
+                panel, line = writer.row(row)
+                with b.loop(0, b.add(last, 1), tile.cols) as column:
+                    writer.tile(panel, line, column, (run, until))
+        # Columns that are no whole tile: one that overlaps the tile before it, after all others.
+        is_cut = b.icmp("ne", b.urem(_WIDTH, tile.cols), 0)
+        with b.when(is_cut), b.loop(first, end, rest_depth) as run:
+            until = b.smin(b.add(run, rest_depth), end)
+            with b.loop(0, _COUNT, tile.rows) as row:
+                writer.tile(*writer.row(row), last, (run, until))
+        with b.when(is_later), b.loop(0, _COUNT) as row:
+            line = Array(b, _SUMS, dtype).at(b.mul(row, _PITCH))
+            with b.loop(0, _WIDTH, tile.lanes) as column:
+                line.store(b.fadd(line.load(column, tile.lanes), line.at(behind).load(column, tile.lanes)), column)
     name = f"smelt.rows.{short_name(source)}.{short_name(dtype)}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
     return b.function(name, _TAKEN, "shared")
 
 
 class _Rows:
-    def __init__(self, b: Builder, source: torch.dtype, dtype: torch.dtype, tile: RowsTile) -> None:
-        self.b, self.shape, self.dtype = b, tile, dtype
-        self.left, self.sums, self.right = Array(b, _LEFT, dtype), Array(b, _SUMS, dtype), Array(b, _RIGHT, source)
+    """Writes the tiles of a part of the sum: from `first` on, into the array from `place` on."""
+
+    def __init__(
+        self, b: Builder, source: torch.dtype, dtype: torch.dtype, tile: RowsTile, first: Value, place: Value
+    ) -> None:
+        self.b, self.shape, self.dtype, self.first = b, tile, dtype, first
+        self.left, self.right = Array(b, _LEFT, dtype), Array(b, _RIGHT, source)
+        self.sums = Array(b, _SUMS, dtype).at(place)
 
     def row(self, first: Value) -> tuple[Array, Array]:
         """Where the rows of a tile are in the left factor, and their sums in the array."""
@@ -182,7 +203,7 @@ class _Rows:
             before = [place.load(0, tile.lanes) for place in places()]
             store([b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
 
-        b.choice(b.icmp("sgt", run[0], 0), adds, lambda: store(sums))
+        b.choice(b.icmp("sgt", run[0], self.first), adds, lambda: store(sums))
 
     def _along(self, panel: Array, column: Value, first: Value, until: Value) -> list[Value]:
         """The loop along the sum of one tile, starting at zero: shorter partial sums are more accurate."""

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from smelt.codegen.cpu.kernel_schedules import Limit, ProblemKind, Schedule
-from smelt.codegen.cpu.products import direct, dot, few_rows, quantized, tiled
+from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of, why_no_problem
+from smelt.codegen.cpu.products.quantized_factors import schedule as quantized
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of
 from smelt.symbolic.symsize import hint, is_symsize

@@ -17,7 +17,7 @@ from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
-_BLOCK_DEPTH = 1024
+_BLOCK_DEPTH = 256  # longer sums of one register round more than the library, and right panels leave the first cache
 _BLOCK_ROWS = 256
 _BLOCK_COLS = 516
 KEPT = 1 << 20  # elements of the right factor that are kept in panels from one block of rows to the next
@@ -134,8 +134,7 @@ class Most:
 
 
 MOST = Most(_BLOCK_ROWS, _BLOCK_DEPTH)
-ALONG = Most(_BLOCK_ROWS, 512)  # rows of the left factor are read side by side, which leaves less of the first cache
-TRANSPOSED = Most(64, 512)  # so that the sums of a block stay there
+TRANSPOSED = Most(64, _BLOCK_DEPTH)  # so that the sums of a block stay there
 SINGLE_DEPTH = 128  # of one row or column: the library has many sums for each of its results, and rounds less
 
 

@@ -22,7 +22,6 @@ from smelt.codegen.cpu.products.panel_copies import ACROSS
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
 from smelt.codegen.cpu.products.tile_shape import (
-    ALONG,
     KEPT,
     MOST,
     SINGLE_DEPTH,
@@ -141,7 +140,7 @@ class Tiling:
     @property
     def most(self) -> Most:
         """What blocks have at most."""
-        most = TRANSPOSED if self.is_transposed else ALONG if self.stays else MOST
+        most = TRANSPOSED if self.is_transposed else MOST
         single = any(known_equal(size, 1) for size in self.sizes[:2])
         return replace(most, depth=min(most.depth, SINGLE_DEPTH)) if single else most
 

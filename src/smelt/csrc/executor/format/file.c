@@ -20,7 +20,7 @@
 smelt_status
 smelt_file_open(File *file, const char *path, smelt_error *error)
 {
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a pipe would wait for its writer */
     struct stat status;
     if (descriptor < 0 || fstat(descriptor, &status) < 0) {
         const int why = errno;
@@ -304,7 +304,8 @@ name_unfinished(int descriptor, const char *unfinished)
     return linkat(AT_FDCWD, link, AT_FDCWD, unfinished, AT_SYMLINK_FOLLOW) == 0;
 }
 
-/* The file that a symbolic link leads to is replaced, not the link; a file that is replaced keeps its mode. */
+/* The file that a symbolic link leads to is replaced, not the link; a file that is replaced keeps its mode. What is no file,
+   such as /dev/null, is not replaced. */
 smelt_status
 smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error)
 {
@@ -314,6 +315,9 @@ smelt_file_save(const File *file, const char *path, const void *state, smelt_err
         return smelt_fail(error, SMELT_ERROR_IO, "the path is too long");
     }
     const bool replaces = stat(target, &before) == 0;
+    if (replaces && !S_ISREG(before.st_mode)) {
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: it is no file", path);
+    }
     snprintf(unfinished, sizeof unfinished, "%s.%ld.unfinished", target, (long)getpid());
     bool is_named;
     const int descriptor = open_unfinished(target, unfinished, &is_named);

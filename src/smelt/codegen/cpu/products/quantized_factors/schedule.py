@@ -5,7 +5,8 @@
 
 The right factor is read once, in place. The left factor is copied first, in the order in which the loops read it: what
 lower halves are multiplied with, then what upper halves are. With few rows of x, products are added up for a group and
-scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used.
+scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used. Few
+rows of finite numbers are multiplied in fixed point (`fixed_point.py`) where the processor has dot products of bytes.
 """
 
 from dataclasses import replace
@@ -16,14 +17,15 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.cpu.kernel_schedules import Schedule
 from smelt.codegen.cpu.products.dot import store_totals
-from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, ProductAxis, at_example
-from smelt.codegen.cpu.products.streamed_blocks import (
-    StreamedBlock,
-    StreamedBlocks,
-    as_matrices,
-    block_lanes,
-    write_blocks,
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, at_example
+from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
+    FixedPoint,
+    FixedPointDots,
+    fixed_point_of,
+    pack_fixed,
 )
+from smelt.codegen.cpu.products.quantized_factors.layout import Layout, first_half, layout_of, left_vectors, oriented
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, block_lanes, write_blocks
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
@@ -32,7 +34,7 @@ from smelt.ir.kernel import Index
 from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import hint, is_symsize, known_equal
+from smelt.symbolic.symsize import hint, known_equal
 
 _REGISTER_BITS = 128
 _ROWS = 64  # of a block
@@ -46,90 +48,17 @@ _TABLE_LANES = 16  # of a table with a float for each integer of 4 bits
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """How the sum runs: `groups`, of `units` contiguous bytes each. Steps in the left factor: from one group to the
-    next, from one byte to the next, and to what each integer of a byte is multiplied with. Steps in the right factor
-    are in bytes. `scales`: from one group to the next in each element read beside the integers."""
-
-    groups: int
-    units: int
-    group_left: Size
-    unit_left: Size
-    parts: tuple[Size, ...]
-    group_right: Size
-    scales: tuple[Size, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Tile:
     """`rows` × `cols` results at a time; `lanes` bytes of each row of the right factor a step, `unroll` steps a round.
-    `late`: scales are multiplied with the sums of a group."""
+    `late`: scales are multiplied with the sums of a group. `exact`: zero points are subtracted from integers, so that
+    an infinite element of x times a weight that is zero is NaN, as in eager."""
 
     rows: int
     cols: int
     lanes: int
     unroll: int
     late: bool
-
-
-def _oriented(problem: Problem) -> Problem:
-    """With the quantized factor on the right."""
-    if problem.contract.left.quantized is not None and problem.contract.right.quantized is None:
-        problem = problem.transposed()
-    return as_matrices(problem)
-
-
-def _layout(problem: Problem) -> _Layout | str:
-    """How the sum runs, or the reason why not along the integers of a row."""
-    quantized = problem.contract.right.quantized
-    assert quantized is not None
-    axes = list(problem.k)
-    parts: tuple[Size, ...] = (0,)
-    if any(is_symsize(size) for axis in axes for size in (axis.size, axis.left, axis.right)):
-        return "how long the sum is varies"
-    if not quantized.is_packed:
-        units, axes = _taken(axes, 1), [axis for axis in axes if axis.right != 1]
-        unit_size, unit_left = (units.size, units.left) if units else (0, 0)
-    else:
-        half = next((axis for axis in axes if axis.size == 2 and abs(axis.right) == 1), None)
-        rest = [axis for axis in axes if axis is not half]
-        units = _taken(rest, 2)
-        if half is not None and units is not None:
-            parts = (0, half.left) if half.right == 1 else (half.left, 0)
-            axes = [axis for axis in rest if axis is not units]
-            unit_size, unit_left = units.size, units.left
-        else:
-            run = _taken(axes, 1)
-            if run is None or run.size % 2:
-                return "the integers of a byte are apart in the sum"
-            parts, axes = (0, run.left), [axis for axis in axes if axis is not run]
-            unit_size, unit_left = run.size // 2, 2 * run.left
-            units = run
-    if units is None:
-        return "the right factor is not contiguous along the sum"
-    if len(axes) > 1:
-        return "the sum is over several axes"
-    outer = axes[0] if axes else ProductAxis("", 1, 0, 0)
-    packed = 2 if quantized.is_packed else 1
-    rows = [axis.right for axis in (*problem.n, *problem.batch)]
-    start = problem.contract.right.index.offset - _first_half(problem)
-    if any(not known_equal(step % packed, 0) for step in (*rows, outer.right, start)):
-        return "rows start within a byte"
-    inner = {axis.name for axis in problem.k} - {outer.name}
-    if any(inner & each.index.axes for each in quantized.elements):
-        return "scales differ within a group"
-    scales = tuple(each.index.stride(outer.name) for each in quantized.elements)
-    return _Layout(int(outer.size), int(unit_size), outer.left, unit_left, parts, outer.right // packed, scales)
-
-
-def _first_half(problem: Problem) -> int:
-    """1 where the sum begins with the upper half of a byte, and goes back to the lower one."""
-    return int(any(axis.right == -1 for axis in problem.k))
-
-
-def _taken(axes: list[ProductAxis], step: int) -> ProductAxis | None:
-    """The axis along which the right factor moves by `step`."""
-    return next((axis for axis in axes if known_equal(axis.right, step)), None)
+    exact: bool = False
 
 
 def _why_not(problem: Problem, target: Target) -> str | None:
@@ -137,7 +66,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
         return "no factor is quantized"
     if all(factor.quantized is not None for factor in problem.contract.factors):
         return "both factors are quantized"
-    problem = _oriented(problem)
+    problem = oriented(problem)
     if problem.contract.right.quantized is None:
         return QUANTIZED
     if problem.is_bounded:
@@ -148,13 +77,13 @@ def _why_not(problem: Problem, target: Target) -> str | None:
         return "there is nothing to multiply"
     if not problem.n:
         return "the right factor has one row"
-    layout = _layout(problem)
+    layout = layout_of(problem)
     if isinstance(layout, str):
         return layout
     return None if _lanes(layout, target) else "groups are no whole vectors"
 
 
-def _lanes(layout: _Layout, target: Target) -> int:
+def _lanes(layout: Layout, target: Target) -> int:
     """Elements of a vector; 0 where a group is not whole vectors."""
     lanes = max(target.vector_bits, _REGISTER_BITS) // 32
     while layout.units % lanes:
@@ -162,7 +91,7 @@ def _lanes(layout: _Layout, target: Target) -> int:
     return lanes if lanes * 32 >= _REGISTER_BITS else 0
 
 
-def _tile_of(problem: Problem, layout: _Layout, target: Target) -> _Tile:
+def _tile_of(problem: Problem, layout: Layout, target: Target) -> _Tile:
     """Few rows scale late. Of the others, tiles of rows that leave few over."""
     lanes = _lanes(layout, target)
     steps = layout.units // lanes
@@ -177,8 +106,8 @@ def _tile_of(problem: Problem, layout: _Layout, target: Target) -> _Tile:
 
 
 def _cycles(problem: Problem, target: Target) -> float:
-    problem = at_example(_oriented(problem))
-    layout = _layout(problem)
+    problem = at_example(oriented(problem))
+    layout = layout_of(problem)
     assert not isinstance(layout, str)
     tile = _tile_of(problem, layout, target)
     vectors = problem.depth / tile.lanes
@@ -190,13 +119,14 @@ def _cycles(problem: Problem, target: Target) -> float:
     return float(problem.batches * (max(computing, reading) + packing))
 
 
-def _blocks_of(problem: Problem, layout: _Layout, target: Target, tile: _Tile) -> StreamedBlocks:
-    """Blocks of rows of the right factor. The problem that they have reads bytes, from the first of a row on."""
+def _blocks_of(problem: Problem, layout: Layout, target: Target, tile: _Tile, steep: int) -> StreamedBlocks:
+    """Blocks of rows of the right factor. The problem that they have reads bytes, from the first of a row on. `steep`:
+    elements of the copy of a tile of the left factor; behind all copies is a flag."""
     right = problem.contract.right
     packed = 2 if right.quantized is not None and right.quantized.is_packed else 1
     inside = {axis.name for axis in problem.k}
     terms = tuple((name, step // packed) for name, step in right.index.terms if name not in inside)
-    first = (right.index.offset - _first_half(problem)) // packed
+    first = (right.index.offset - first_half(problem)) // packed
     contract = replace(problem.contract, right=replace(right, index=Index(terms, first)))
     n = tuple(replace(axis, right=axis.right // packed) for axis in problem.n)
     problem = replace(problem.with_contract(contract), n=n)
@@ -204,30 +134,48 @@ def _blocks_of(problem: Problem, layout: _Layout, target: Target, tile: _Tile) -
     lanes = block_lanes(problem, target, col_step)
     while col_step % lanes:
         col_step += tile.cols
-    steep = _steep(layout, tile)
     fitting = max(tile.rows, min(_ROWS, _LEFT_ELEMENTS // steep * tile.rows) // tile.rows * tile.rows)
     row_step = min(fitting, hint(problem.rows))
     block_rows = -(-row_step // tile.rows) * tile.rows
     pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _REGISTER_BITS // 32
-    return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows // tile.rows * steep)
+    left_size = block_rows // tile.rows * steep + 1
+    return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, left_size)
 
 
-def _steep(layout: _Layout, tile: _Tile) -> int:
+def _steep(layout: Layout, tile: _Tile) -> int:
     """Elements of the copy of a tile of the left factor: its own, and its sums if scales are multiplied late."""
     return tile.rows * layout.groups * (layout.units * len(layout.parts) + (tile.lanes if tile.late else 0))
 
 
 def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
-    problem = _oriented(problem)
-    layout = _layout(problem)
+    problem = oriented(problem)
+    layout = layout_of(problem)
     assert not isinstance(layout, str)
-    tile = _tile_of(at_example(problem), layout, code.target)
-    blocks = _blocks_of(problem, layout, code.target, tile)
+    example = at_example(problem)
+    tile = _tile_of(example, layout, code.target)
+    fixed = fixed_point_of(example, layout, code.target)
+    plain = replace(tile, late=False, exact=True) if tile.late else None
+    steep = max(_steep(layout, tile), fixed.elements if fixed else 0)
+    blocks = _blocks_of(problem, layout, code.target, tile, steep)
+    end = int(blocks.left_size) - 1
 
     def compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock) -> None:
+        """With few rows, `plain` tiles multiply infinite and undefined elements."""
+        is_finite = block.packed.at(end)
         with b.when(block.fresh):
-            _pack_left(b, blocks.problem, layout, tile, block)
-        _call_dots(b, blocks, layout, tile, block)
+            is_finite.store(b.const("f32", 1.0))
+            _pack_left(b, blocks.problem, layout, fixed or tile, block, is_finite)
+            if plain is not None:
+                with b.when(b.fcmp("oeq", is_finite.load(), 0.0)):
+                    _pack_left(b, blocks.problem, layout, plain, block, is_finite)
+        if plain is None:
+            _call_dots(b, blocks, layout, tile, block)
+            return
+        b.choice(
+            b.fcmp("oeq", is_finite.load(), 1.0),
+            lambda: _call_dots(b, blocks, layout, fixed or tile, block),
+            lambda: _call_dots(b, blocks, layout, plain, block),
+        )
 
     return write_blocks(code, blocks, compute)
 
@@ -241,41 +189,46 @@ SCHEDULE = Schedule(
 # The left factor.
 
 
-def _pack_left(b: Builder, problem: Problem, layout: _Layout, tile: _Tile, block: StreamedBlock) -> None:
-    """Pack the rows of a block in tiles: at each step of a group a vector of each row for each integer of a byte; after
-    the group, the sum of these vectors. Missing rows of a last tile repeat the last row."""
-    apart, lanes = problem.m[0].left if problem.m else 0, tile.lanes
+def _pack_left(
+    b: Builder, problem: Problem, layout: Layout, tile: _Tile | FixedPoint, block: StreamedBlock, is_finite: Array
+) -> None:
+    """Pack the rows of a block in tiles. Missing rows of a last tile repeat the last row. `is_finite` becomes 0 where
+    the tile needs finite numbers and a row has others."""
+    apart = problem.m[0].left if problem.m else 0
+    elements = tile.elements if isinstance(tile, FixedPoint) else _steep(layout, tile)
     with b.loop(0, block.rows, tile.rows) as first:
-        tiles = b.udiv(first, tile.rows)
-        place = block.packed.at(b.mul(tiles, _steep(layout, tile)))
+        place = block.packed.at(b.mul(b.udiv(first, tile.rows), elements))
         numbers = [b.smin(b.add(first, number), b.sub(block.rows, 1)) for number in range(tile.rows)]
         lines = [block.left.at(b.mul(row, apart)) for row in numbers]
-        with b.loop(0, layout.groups) as group:
-            to = place.at(b.mul(group, _steep(layout, tile) // layout.groups))
-            starts = [line.at(b.mul(group, layout.group_left)) for line in lines]
-            zero = place.zero(lanes)
-            loop = b.begin(0, layout.units, lanes, [zero] * (tile.rows if tile.late else 0))
-            sums = list(loop.values)
-            step = to.at(b.mul(loop.index, tile.rows * len(layout.parts)))
-            for row, start in enumerate(starts):
-                vectors = _vectors(b, problem.dtype, start, layout, loop.index, lanes)
-                for part, vector in enumerate(vectors):
-                    step.store(vector, (row * len(vectors) + part) * lanes)
-                    if tile.late:
-                        sums[row] = b.fadd(sums[row], vector)
-            for row, total in enumerate(loop.end(*sums)):
-                to.store(total, tile.rows * layout.units * len(layout.parts) + row * lanes)
+        if isinstance(tile, FixedPoint):
+            pack_fixed(b, tile, layout, problem.dtype, lines, place, is_finite)
+        else:
+            _pack_floats(b, tile, layout, problem.dtype, lines, place, is_finite)
 
 
-def _vectors(b: Builder, dtype: torch.dtype, start: Array, layout: _Layout, unit: Value, lanes: int) -> list[Value]:
-    """What a vector of bytes is multiplied with: for each integer of a byte an element for each lane."""
-    step, here = layout.unit_left, start.at(b.mul(unit, layout.unit_left))
-    if step == 2 and layout.parts == (0, 1):
-        both = here.load_as(dtype, 0, 2 * lanes)
-        return [b.permute(both, range(side, 2 * lanes, 2)) for side in (0, 1)]
-    if known_equal(step, 1):
-        return [here.at(part).load_as(dtype, 0, lanes) for part in layout.parts]
-    return [b.gathered([here.load_as(dtype, part + lane * step) for lane in range(lanes)]) for part in layout.parts]
+def _pack_floats(
+    b: Builder, tile: _Tile, layout: Layout, dtype: torch.dtype, lines: list[Array], place: Array, is_finite: Array
+) -> None:
+    """At each step of a group a vector of each row for each integer of a byte; after the group, the sum of these
+    vectors."""
+    lanes = tile.lanes
+    with b.loop(0, layout.groups) as group:
+        to = place.at(b.mul(group, _steep(layout, tile) // layout.groups))
+        starts = [line.at(b.mul(group, layout.group_left)) for line in lines]
+        zero = place.zero(lanes)
+        loop = b.begin(0, layout.units, lanes, [zero] * (tile.rows if tile.late else 0))
+        sums = list(loop.values)
+        step = to.at(b.mul(loop.index, tile.rows * len(layout.parts)))
+        for row, start in enumerate(starts):
+            vectors = left_vectors(b, dtype, start, layout, loop.index, lanes)
+            for part, vector in enumerate(vectors):
+                step.store(vector, (row * len(vectors) + part) * lanes)
+                if tile.late:
+                    sums[row] = b.fadd(sums[row], vector)
+        for row, total in enumerate(loop.end(*sums)):
+            to.store(total, tile.rows * layout.units * len(layout.parts) + row * lanes)
+            with b.when(b.reduce_lanes("or", b.fcmp("une", b.fsub(total, total), 0.0))):
+                is_finite.store(is_finite.zero())
 
 
 # The sums.
@@ -287,21 +240,30 @@ _ELEMENTS = [
 ]  # scale, zero, low: from one column to the next, and from one group to the next
 
 
-def _call_dots(b: Builder, blocks: StreamedBlocks, layout: _Layout, tile: _Tile, block: StreamedBlock) -> None:
+def _call_dots(
+    b: Builder, blocks: StreamedBlocks, layout: Layout, tile: _Tile | FixedPoint, block: StreamedBlock
+) -> None:
     problem = blocks.problem
-    dots = _Dots(b.target, problem, layout, tile)
-    apart, quantized = problem.n[0].right, dots.quantized
+    apart, quantized = problem.n[0].right, problem.contract.right.quantized
+    assert quantized is not None
     args: list[Value | Size] = [block.packed.pointer, block.right.pointer, apart, block.sums.pointer, blocks.pitch]
-    args += [block.rows, block.cols, layout.groups]
-    for array, element, along in zip(block.elements, quantized.elements, layout.scales, strict=True):
-        args += [array.pointer, element.index.stride(problem.n[0].name), along]
-    b.call_helper(dots.write(), *args)
+    args += [block.rows, block.cols]
+    elements = zip(block.elements, quantized.elements, layout.scales, strict=True)
+    across = [(array, each.index.stride(problem.n[0].name), along) for array, each, along in elements]
+    if isinstance(tile, FixedPoint):
+        args += [value for array, step, _ in across for value in (array.pointer, step)]
+        dtypes = [array.dtype for array in block.elements]
+        b.call_helper(FixedPointDots(b.target, tile, layout, quantized, dtypes).write(), *args)
+        return
+    args += [layout.groups]
+    args += [value for array, step, along in across for value in (array.pointer, step, along)]
+    b.call_helper(_Dots(b.target, problem, layout, tile).write(), *args)
 
 
 class _Dots:
     """The function that computes a block: rows of a packed left factor by rows of bytes, `apart` from each other."""
 
-    def __init__(self, target: Target, problem: Problem, layout: _Layout, tile: _Tile) -> None:
+    def __init__(self, target: Target, problem: Problem, layout: Layout, tile: _Tile) -> None:
         quantized = problem.contract.right.quantized
         assert quantized is not None
         self.problem, self.layout, self.tile, self.quantized = problem, layout, tile, quantized
@@ -319,7 +281,8 @@ class _Dots:
         elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
         present = [name for name, each in elements if each is not None]
         reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
-        shape = f"{tile.rows}x{tile.cols}x{tile.lanes}.{tile.unroll}.units{layout.units}{'.late' if tile.late else ''}"
+        order = ".late" if tile.late else ".exact" if tile.exact else ""
+        shape = f"{tile.rows}x{tile.cols}x{tile.lanes}.{tile.unroll}.units{layout.units}{order}"
         kind = f"{quantized.kind}.less{quantized.offset}{'.table' if self.looks_up else ''}"
         return f"smelt.quantized_dot.{kind}.{reads}.{shape}.{layout.group_right}"
 
@@ -363,8 +326,9 @@ class _Dots:
         if tile.late:
             sums = self._scaled_late(list(loop.values), integers, here, scales, moves, lows)
         else:
-            added = [self._added(number, scales, moves, lows) for number in range(tile.cols)]
-            sums = self._steps(list(loop.values), integers, here, scales, added)
+            subtracted = moves if tile.exact else None
+            added = [self._added(number, scales, None if tile.exact else moves, lows) for number in range(tile.cols)]
+            sums = self._steps(list(loop.values), integers, here, scales, added, subtracted)
         return list(loop.end(*sums))
 
     def _moves(self, zeros: list[Value] | None) -> list[Value] | None:
@@ -418,16 +382,17 @@ class _Dots:
         here: Array,
         scales: list[Value] | None,
         added: list[Value | None],
+        subtracted: list[Value] | None = None,
     ) -> list[Value]:
         """The sums with the products of a group more."""
         b, tile, layout = self.b, self.tile, self.layout
         each_round = tile.unroll * tile.lanes
         if layout.units == each_round:
-            return self._round(sums, integers, here, scales, added)
+            return self._round(sums, integers, here, scales, added, subtracted)
         loop = b.begin(0, layout.units, each_round, sums)
         moved = [line.at(loop.index) for line in integers]
         place = here.at(b.mul(loop.index, tile.rows * self.count))
-        return list(loop.end(*self._round(list(loop.values), moved, place, scales, added)))
+        return list(loop.end(*self._round(list(loop.values), moved, place, scales, added, subtracted)))
 
     def _round(
         self,
@@ -436,6 +401,7 @@ class _Dots:
         here: Array,
         scales: list[Value] | None,
         added: list[Value | None],
+        subtracted: list[Value] | None = None,
     ) -> list[Value]:
         """`unroll` steps: a vector of bytes of each column, times vectors of each row."""
         b, tile = self.b, self.tile
@@ -446,6 +412,8 @@ class _Dots:
                 rows = [place.load((row * self.count + part) * tile.lanes, tile.lanes) for row in range(tile.rows)]
                 for col in range(tile.cols):
                     weight = weights[col][part]
+                    if subtracted is not None:
+                        weight = b.fsub(weight, subtracted[col])
                     if scales is not None:
                         scale, low = scales[col], added[col]
                         weight = b.fmul(weight, scale) if low is None else b.fma(weight, scale, low)

@@ -1,0 +1,426 @@
+"""One or two rows times quantized weights by dot products of bytes: x becomes integers of 24 bits, three bytes each.
+
+    x[k] = (65536 · a[k] + 256 · b[k] + c[k]) · 2^-n      a, b, c: signed bytes; n: of a group of a row of x
+    sum of weight[k] · x[k] over a group: three dot products of bytes, exact, then one multiplication by 2^-n · scale
+
+The largest element of a group keeps 22 bits or more, so products are as exact as those in float32. Weights become
+unsigned bytes; what is subtracted from all of them is subtracted from the sums, as an integer. The right factor is read
+in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form.
+"""
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import params
+from smelt.codegen.cpu.products.dot import store_totals
+from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.quantized_factors.layout import Layout, left_vectors
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import Builder
+from smelt.device import Target
+from smelt.ir.kernel import Quantized
+from smelt.ir.loops import Function, Value
+from smelt.ir.tensorspec import short_name
+from smelt.symbolic.symsize import hint, known_equal
+
+_BYTES = 3  # of an integer
+_MOST_ROWS = 2
+_PIECE_VECTORS = 16  # of the right factor that are written one after the other
+_LONG_COLS = 4  # times rows: their sums stay in registers
+_PREFETCH_BYTES = 1024  # Cascade Lake: 4-bit weights are read 1.09 times as fast
+_LARGEST_MANTISSA = 0x7EFF7F  # of a float32 below 2^23 whose three bytes have no overflow
+_INFINITE = 0x7F800000
+_LEAST_EXPONENT = 27  # 2^-100 as float32 has it: smaller elements are as if they were that small
+_TO_BYTES = 0x808080  # makes all three bytes unsigned
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """How a tile is multiplied. `lanes`: of 4 bytes, in a vector of the right factor. `moved`: what is subtracted from
+    the unsigned bytes. `is_short`: a vector's sum of integers of 24 bits fits in 32 bits."""
+
+    rows: int
+    lanes: int
+    groups: int
+    units: int
+    parts: int
+    moved: int
+    is_short: bool
+    has_sums: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of a vector."""
+        return 4 * self.lanes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of the right factor in a row."""
+        return self.groups * self.units // self.width
+
+    @property
+    def steps(self) -> int:
+        """Vectors of a group; 1 where a vector has one or several groups."""
+        return max(1, self.units // self.width)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a group is a loop of its own."""
+        return self.steps > _PIECE_VECTORS
+
+    @property
+    def cols(self) -> int:
+        """Rows of the right factor side by side. Memory is read faster from several; pieces need many registers."""
+        return _LONG_COLS // self.rows if self.is_long else 1
+
+    # A tile of the left factor, in elements of 4 bytes: bytes of x for each vector; what is subtracted from the sums
+    # of each vector or group; steps 2^-n of each group; sums of each group.
+
+    @property
+    def vector_elements(self) -> int:
+        return self.rows * self.parts * _BYTES * self.lanes
+
+    @property
+    def correction_elements(self) -> int:
+        """Of each vector, or of each group of several."""
+        return self.rows * (1 if self.is_short else _BYTES) * self.lanes if self.moved else 0
+
+    @property
+    def corrections_at(self) -> int:
+        return self.vectors * self.vector_elements
+
+    @property
+    def steps_at(self) -> int:
+        return self.corrections_at + self.vectors // self.steps * self.correction_elements
+
+    @property
+    def sums_at(self) -> int:
+        return self.steps_at + self.rows * self.groups
+
+    @property
+    def elements(self) -> int:
+        return self.sums_at + (self.rows * self.groups if self.has_sums else 0)
+
+
+def fixed_point_of(problem: Problem, layout: Layout, target: Target) -> FixedPoint | None:
+    """The form, if the target multiplies bytes, and a product has few rows and groups that make up whole vectors."""
+    quantized, rows = problem.contract.right.quantized, hint(problem.rows)
+    assert quantized is not None
+    if not target.dots_bytes or rows > _MOST_ROWS:
+        return None
+    if layout.groups > 1 and any(not known_equal(step, 1) for step in layout.scales):
+        return None
+    for lanes in (16, 8):
+        width = 4 * lanes
+        together = layout.units % width == 0 or (width % layout.units == 0 and layout.group_right == layout.units)
+        is_whole = layout.groups * layout.units % width == 0 and layout.units % lanes == 0
+        if lanes * 32 <= target.vector_bits and together and is_whole:
+            break
+    else:
+        return None
+    moved = quantized.offset + {"i4": 8, "i8": 128, "u4": 0, "u8": 0}[quantized.kind]
+    parts, steps = len(layout.parts), max(1, layout.units // width)
+    largest = max((15 if quantized.is_packed else 255) - moved, moved)
+    terms = 4 * parts * largest
+    if terms * steps * 128 >= 1 << 31:
+        return None
+    has_sums = quantized.zero is not None or quantized.low is not None
+    is_short = steps == 1 and terms << 23 <= 1 << 31
+    return FixedPoint(rows, lanes, layout.groups, layout.units, parts, moved, is_short, has_sums)
+
+
+# The left factor.
+
+
+def pack_fixed(
+    b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, lines: list[Array], place: Array, flag: Array
+) -> None:
+    """Pack the `lines` of a tile of the left factor; 0 becomes the `flag` if an element is infinite or undefined."""
+    steps, sums = place.at(form.steps_at), place.at(form.sums_at)
+    for row, line in enumerate(lines):
+        with b.loop(0, form.groups) as group:
+            start = line.at(b.mul(group, layout.group_left))
+            largest, total = _group_size(b, form, layout, dtype, start)
+            with b.when(b.icmp("sge", largest, _INFINITE)):
+                flag.store(flag.zero())
+            exponent = b.smax(b.lshr(b.add(largest, (1 << 23) - 1 - _LARGEST_MANTISSA), 23), _LEAST_EXPONENT)
+            exponent = b.smin(exponent, 255)
+            factor = b.from_bits(b.shl(b.sub(276, exponent), 23))  # 2^n: 127 + 22 - (exponent - 127)
+            where = b.add(group, row * form.groups)
+            steps.store(b.from_bits(b.shl(b.sub(exponent, 22), 23)), where)
+            if form.has_sums:
+                sums.store(total, where)
+            first = b.mul(group, form.units)
+            with b.loop(0, form.units, form.lanes) as unit:
+                vectors = left_vectors(b, dtype, start, layout, unit, form.lanes)
+                at = b.add(first, unit)
+                vector = b.udiv(at, form.width)
+                inside = b.udiv(b.urem(at, form.width), 4)
+                to = place.at(b.add(b.mul(vector, form.vector_elements), inside))
+                for part, floats in enumerate(vectors):
+                    for number, digits in enumerate(_bytes_of(b, b.fmul(floats, factor))):
+                        offset = ((row * form.parts + part) * _BYTES + number) * form.lanes
+                        b.store(digits, to.at(offset).pointer)
+    if form.moved:
+        _pack_corrections(b, form, place)
+
+
+def _group_size(
+    b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, start: Array
+) -> tuple[Value, Value]:
+    """The bits of the largest magnitude of a group, and the sum of the group."""
+    loop = b.begin(
+        0, form.units, form.lanes, [b.const("i32", 0, form.lanes), b.const("f32", 0.0, form.lanes)]
+    )
+    largest, total = loop.values
+    for vector in left_vectors(b, dtype, start, layout, loop.index, form.lanes):
+        largest = b.smax(largest, b.and_(b.bits(vector), 0x7FFFFFFF))
+        total = b.fadd(total, vector)
+    largest, total = loop.end(largest, total)
+    return b.reduce_lanes("smax", largest), b.reduce_lanes("fadd", total, b.const("f32", 0.0), "reassoc")
+
+
+def _bytes_of(b: Builder, scaled: Value) -> list[Value]:
+    """Three vectors of signed bytes, the highest first."""
+    whole = b.add(b.convert("fptosi.sat", b.intrinsic("roundeven", scaled), "i32"), _TO_BYTES)
+    return [b.xor(b.convert("trunc", b.lshr(whole, shift), "i8"), -128) for shift in (16, 8, 0)]
+
+
+def _pack_corrections(b: Builder, form: FixedPoint, place: Array) -> None:
+    """What is subtracted from the unsigned bytes, times the sums of x that meet in each lane."""
+    corrections = place.at(form.corrections_at)
+    ones = b.const("i32", 0x01010101, form.lanes)
+    with b.loop(0, form.vectors // form.steps) as number:
+        first = place.at(b.mul(number, form.steps * form.vector_elements))
+        to = corrections.at(b.mul(number, form.correction_elements))
+        for row in range(form.rows):
+            loop = b.begin(0, form.steps, 1, [b.const("i32", 0, form.lanes)] * _BYTES)
+            here = first.at(b.mul(loop.index, form.vector_elements))
+            sums = loop.end(*_dotted(b, form, here, row, [ones] * form.parts, list(loop.values)))
+            if form.is_short:
+                sums = (_joined(b, sums),)
+            for place_of, total in enumerate(sums):
+                offset = (row * len(sums) + place_of) * form.lanes
+                b.store(b.mul(total, -form.moved), to.at(offset).pointer)
+
+
+def _joined(b: Builder, sums: tuple[Value, ...]) -> Value:
+    high, middle, low = sums
+    return b.add(b.shl(b.add(b.shl(high, 8), middle), 8), low)
+
+
+def _dotted(
+    b: Builder, form: FixedPoint, here: Array, row: int, weights: list[Value], sums: list[Value]
+) -> list[Value]:
+    """The three sums with the products of a vector more."""
+    sums = list(sums)
+    for part, weight in enumerate(weights):
+        for number in range(_BYTES):
+            sums[number] = b.dotted_bytes(sums[number], weight, _bytes_at(b, form, here, row, part, number))
+    return sums
+
+
+def _bytes_at(b: Builder, form: FixedPoint, here: Array, row: int, part: int, number: int) -> Value:
+    """A vector of one of the three bytes of elements of x."""
+    place = here.at(((row * form.parts + part) * _BYTES + number) * form.lanes)
+    return b.load(place.pointer, "i32", form.lanes)
+
+
+# The sums.
+
+_TAKEN = params("ptr left, ptr right, i64 apart, ptr sums, i64 pitch, i64 rows, i64 cols")
+_LEFT, _RIGHT, _APART, _SUMS, _PITCH, _ROW_COUNT, _WIDTH = _TAKEN
+_ELEMENTS = [params(f"ptr element{number}, i64 across{number}") for number in range(3)]  # from one column to the next
+
+
+class FixedPointDots:
+    """The function that computes a block: rows of a packed left factor by rows of bytes, `apart` from each other."""
+
+    def __init__(
+        self, target: Target, form: FixedPoint, layout: Layout, quantized: Quantized, dtypes: list[torch.dtype]
+    ) -> None:
+        self.form, self.layout, self.quantized, self.dtypes = form, layout, quantized, dtypes
+        self.b = Builder(target)
+
+    @property
+    def name(self) -> str:
+        form, quantized = self.form, self.quantized
+        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
+        present = [name for name, each in elements if each is not None]
+        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
+        shape = f"{form.rows}x{form.lanes}.{form.groups}x{form.units}.{self.layout.group_right}"
+        return f"smelt.fixed_point_dot.{quantized.kind}.less{quantized.offset}.{reads}.{shape}"
+
+    def write(self) -> Function:
+        b, form = self.b, self.form
+        left, sums = (Array(b, each, torch.float32) for each in (_LEFT, _SUMS))
+        right = Array(b, _RIGHT, torch.uint8)
+        taken = [Array(b, each[0], dtype) for each, dtype in zip(_ELEMENTS, self.dtypes, strict=False)]
+        with b.loop(0, _WIDTH, form.cols) as column:
+            cols = [b.smin(b.add(column, number), b.sub(_WIDTH, 1)) for number in range(form.cols)]
+            lines = [right.at(b.mul(col, _APART)) for col in cols]
+            elements = [
+                [array.at(b.mul(col, each[1])) for array, each in zip(taken, _ELEMENTS, strict=False)] for col in cols
+            ]
+            with b.loop(0, _ROW_COUNT, form.rows) as row:
+                panel = left.at(b.mul(b.udiv(row, form.rows), form.elements))
+                totals = self._along(lines, elements, panel)
+                corner = sums.at(b.add(b.mul(row, _PITCH), column))
+                for number in range(form.rows):
+                    store_totals(totals[number :: form.rows], corner.at(b.mul(_PITCH, number)))
+        return b.function(self.name, (*_TAKEN, *(each for some in _ELEMENTS[: len(taken)] for each in some)), "shared")
+
+    def _along(self, lines: list[Array], elements: list[list[Array]], panel: Array) -> list[Value]:
+        """The products of some rows of the right factor, those of the first one first: a loop over pieces of many
+        groups, then smaller pieces."""
+        b, form = self.b, self.form
+        totals = [b.const("f32", 0.0, form.lanes)] * (form.rows * form.cols)
+        piece = self._long_group if form.is_long else self._piece
+        done, groups = 0, 1
+        while 2 * groups <= min(form.lanes, form.groups) and 2 * groups * form.units <= _PIECE_VECTORS * form.width:
+            groups *= 2
+        least = max(1, form.width // form.units)
+        while done < form.groups:
+            count = (form.groups - done) // groups
+            if count > 1:
+                loop = b.begin(0, count, 1, totals)
+                first, values = b.mul(loop.index, groups), list(loop.values)
+                totals = list(loop.end(*piece(lines, elements, panel, first, groups, values)))
+            elif count:
+                totals = piece(lines, elements, panel, b.const("i64", done), groups, totals)
+            done += count * groups
+            assert groups >= least
+            groups //= 2
+        return totals
+
+    def _scales(
+        self, elements: list[Array], panel: Array, first: Value, groups: int, totals: list[Value]
+    ) -> list[Value]:
+        """The scales of some groups of a row of the right factor, for each row of x in units of 2^-n. What zero points
+        and minima are multiplied with is added to the totals."""
+        b, form, quantized = self.b, self.form, self.quantized
+        scale, *others = [each.load_as(torch.float32, first, groups) for each in elements]
+        zero = others.pop(0) if quantized.zero is not None else None
+        low = others.pop(0) if quantized.low is not None else None
+        added = b.fneg(b.fmul(scale, zero)) if zero is not None else None
+        if low is not None:
+            added = low if added is None else b.fadd(added, low)
+        scales = []
+        for row in range(form.rows):
+            at = b.add(first, row * form.groups)
+            scales.append(b.fmul(scale, panel.at(form.steps_at).load(at, groups)))
+            if added is not None:
+                product = b.fmul(added, panel.at(form.sums_at).load(at, groups))
+                totals[row] = b.fadd(totals[row], self._widened(product))
+        return scales
+
+    def _piece(
+        self, lines: list[Array], elements: list[list[Array]], panel: Array, first: Value, groups: int,
+        totals: list[Value],
+    ) -> list[Value]:  # fmt: skip
+        """The totals with the products of some groups more, written one after the other."""
+        b, form = self.b, self.form
+        scales = self._scales(elements[0], panel, first, groups, totals)
+        start = b.udiv(b.mul(first, form.units), form.width)
+        here = panel.at(b.mul(start, form.vector_elements))
+        corrections = panel.at(form.corrections_at).at(b.mul(b.udiv(start, form.steps), form.correction_elements))
+        for number in range(0, groups * form.units // form.width, form.steps):
+            group = number * form.width // form.units
+            taken = lines[0].at(b.mul(b.add(first, group), self.layout.group_right))
+            starts = self._starts(corrections.at(number // form.steps * form.correction_elements))
+            sums = starts
+            for step in range(form.steps):
+                weights = self._weights(taken.at(step * form.width))
+                place = here.at((number + step) * form.vector_elements)
+                if form.is_short:
+                    sums = [[self._short(place, row, weights)] for row in range(form.rows)]
+                else:
+                    sums = [_dotted(b, form, place, row, weights, sums[row]) for row in range(form.rows)]
+            for row in range(form.rows):
+                total = self._finished(sums[row], starts[row])
+                totals[row] = b.fma(total, self._spread(scales[row], group), totals[row])
+        return totals
+
+    def _long_group(
+        self, lines: list[Array], elements: list[list[Array]], panel: Array, group: Value, groups: int,
+        totals: list[Value],
+    ) -> list[Value]:  # fmt: skip
+        """The totals with a group more, of many vectors, for several rows of the right factor side by side."""
+        b, form = self.b, self.form
+        starts = self._starts(panel.at(form.corrections_at).at(b.mul(group, form.correction_elements)))
+        begins = [line.at(b.mul(group, self.layout.group_right)) for line in lines]
+        here = panel.at(b.mul(group, form.steps * form.vector_elements))
+        loop = b.begin(0, form.steps, 1, [each for row in starts for each in row] * form.cols)
+        sums = list(loop.values)
+        weights = [self._weights(line.at(b.mul(loop.index, form.width))) for line in begins]
+        place = here.at(b.mul(loop.index, form.vector_elements))
+        for number in range(form.cols * form.rows):
+            col, row = divmod(number, form.rows)
+            part = slice(number * _BYTES, (number + 1) * _BYTES)
+            sums[part] = _dotted(b, form, place, row, weights[col], sums[part])
+        sums = list(loop.end(*sums))
+        for col in range(form.cols):
+            of_col = totals[col * form.rows : (col + 1) * form.rows]
+            scales = self._scales(elements[col], panel, group, groups, of_col)
+            for row in range(form.rows):
+                number = col * form.rows + row
+                total = self._finished(sums[number * _BYTES : (number + 1) * _BYTES], [])
+                totals[number] = b.fma(total, self._spread(scales[row], 0), of_col[row])
+        return totals
+
+    def _starts(self, corrections: Array) -> list[list[Value]]:
+        """What the sums of each row begin with."""
+        b, form = self.b, self.form
+        count = 1 if form.is_short else _BYTES
+        if not form.moved:
+            return [[b.const("i32", 0, form.lanes)] * count] * form.rows
+        place = [corrections.at(number * form.lanes).pointer for number in range(form.rows * count)]
+        loaded = [b.load(each, "i32", form.lanes) for each in place]
+        return [loaded[row * count : (row + 1) * count] for row in range(form.rows)]
+
+    def _short(self, place: Array, row: int, weights: list[Value]) -> Value:
+        """The products of a vector with integers of 24 bits: sums of the upper bytes are shifted before lower ones."""
+        b, form = self.b, self.form
+        total = b.const("i32", 0, form.lanes)
+        for number in range(_BYTES):
+            total = b.shl(total, 8) if number else total
+            for part, weight in enumerate(weights):
+                total = b.dotted_bytes(total, weight, _bytes_at(b, form, place, row, part, number))
+        return total
+
+    def _finished(self, sums: list[Value], start: list[Value]) -> Value:
+        """The sum of products as floats, in units of 2^-n."""
+        b, form = self.b, self.form
+        if form.is_short:
+            total = b.add(sums[0], start[0]) if form.moved else sums[0]
+            return b.convert("sitofp", total, "f32")
+        high, middle, low = (b.convert("sitofp", each, "f32") for each in sums)
+        return b.fma(high, 65536.0, b.fma(middle, 256.0, low))
+
+    def _weights(self, line: Array) -> list[Value]:
+        """A vector of the right factor as unsigned bytes: one, or those of the lower and of the upper halves."""
+        b, form, kind = self.b, self.form, self.quantized.kind
+        b.prefetch(line.at(_PREFETCH_BYTES).pointer)
+        taken = b.load(line.pointer, "i32", form.lanes, align=1)
+        if kind in ("i4", "i8"):
+            taken = b.xor(taken, -0x77777778 if kind == "i4" else -0x7F7F7F80)  # 0x88888888, 0x80808080
+        if not self.quantized.is_packed:
+            return [taken]
+        return [b.and_(each, 0x0F0F0F0F) for each in (taken, b.lshr(taken, 4))]
+
+    def _spread(self, scales: Value, group: int) -> Value:
+        """The scale of each lane of a vector whose first group is `group`."""
+        b, form = self.b, self.form
+        if scales.lanes == 1:
+            return b.splat(scales, form.lanes)
+        return b.permute(scales, [group + 4 * lane // form.units for lane in range(form.lanes)])
+
+    def _widened(self, some: Value) -> Value:
+        """As many lanes as a total has, zeros behind."""
+        b, form = self.b, self.form
+        if some.lanes == 1:
+            some = b.gathered([some, b.const("f32", 0.0)])
+        if some.lanes == form.lanes:
+            return some
+        zeros = b.const("f32", 0.0, some.lanes)
+        return b.permute(some, [min(lane, some.lanes) for lane in range(form.lanes)], zeros)

@@ -1,0 +1,123 @@
+"""Products in fixed point beside float64: groups of every size, elements of every magnitude, infinite ones."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import smelt
+from smelt.codegen.cpu.products.problem import problem_of
+from smelt.codegen.cpu.products.quantized_factors.fixed_point import fixed_point_of
+from smelt.codegen.cpu.products.quantized_factors.layout import layout_of, oriented
+from smelt.codegen.cpu.target import describe_host
+from smelt.quantization.layers import QuantizedLinear, QuantizedTensor
+from tests.codegen.cpu.products.test_quantized import written
+
+ROWS = 37
+
+
+def quantized(
+    bits: int, groups: int, size: int, *, zero: bool = False, low: bool = False, half: int = 1
+) -> QuantizedLinear:
+    torch.manual_seed(groups)
+    columns = groups * size
+    if bits == 4:
+        integers = torch.randint(0, 256, (ROWS, columns // 2), dtype=torch.uint8)
+    else:
+        integers = torch.randint(-128, 128, (ROWS, columns), dtype=torch.int8)
+    zeros = torch.rand(ROWS, groups) * 15 if zero else None
+    lows = torch.randn(ROWS, groups) if low else None
+    offset = 8 if bits == 4 and not zero else 0
+    weight = QuantizedTensor(integers, torch.rand(ROWS, groups) + 0.1, zeros, lows, bits, offset, half)
+    return QuantizedLinear(weight)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "int4 of 64, 31 groups of 32 vectors": {"bits": 4, "groups": 62, "size": 64, "zero": True},
+    "int4 of 64, an odd number": {"bits": 4, "groups": 3, "size": 64, "zero": True},
+    "int4 of 128": {"bits": 4, "groups": 5, "size": 128, "zero": True},
+    "int4 of 1024": {"bits": 4, "groups": 2, "size": 1024, "zero": True},
+    "q4_0": {"bits": 4, "groups": 28, "size": 32, "half": 16},
+    "q4_1": {"bits": 4, "groups": 24, "size": 32, "half": 16, "low": True},
+    "q8_0": {"bits": 8, "groups": 26, "size": 32},
+    "q6_K": {"bits": 8, "groups": 12, "size": 16},
+    "int8 of 64": {"bits": 8, "groups": 7, "size": 64},
+    "int8 of a row": {"bits": 8, "groups": 1, "size": 1536},
+    "int8 of short rows": {"bits": 8, "groups": 1, "size": 96},
+    "int8 of half rows": {"bits": 8, "groups": 2, "size": 2048, "low": True},
+}
+
+
+def bound(layer: QuantizedLinear, x: Tensor) -> Tensor:
+    """What float32 may be off by: 2^-20 of the largest elements of groups times the magnitudes of weights."""
+    groups = layer.scale.shape[1]
+    weights = layer.quantized.dequantized(torch.float64).abs().view(ROWS, groups, -1).sum(-1)
+    added = layer.scale.double() * (128 if layer.bits == 8 else 16) * layer.in_features / groups
+    largest = x.double().abs().view(len(x), groups, -1).amax(-1)
+    return 2.0**-20 * largest @ (weights + added).t()
+
+
+def agrees(layer: QuantizedLinear, x: Tensor) -> None:
+    with torch.no_grad():
+        ours = smelt.compile(layer)(x)
+    truth = x.double() @ layer.quantized.dequantized(torch.float64).t()
+    assert bool(((ours - truth).abs() <= bound(layer, x) + 1e-37).all())
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_groups_of_every_size(name: str, rows: int) -> None:
+    layer = quantized(**CASES[name])
+    agrees(layer, torch.randn(rows, layer.in_features))
+
+
+@pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q8_0", "int8 of a row"])
+def test_elements_of_every_magnitude(name: str) -> None:
+    layer = quantized(**CASES[name])
+    columns = layer.in_features
+    powers = 2.0 ** torch.linspace(-149, 100, columns)
+    edges = torch.tensor([8355711.0, 8355712.0, 8388607.0, 1 - 2.0**-24, -1.9921874, 1.9921875, 0.0]).repeat(columns)
+    for x in (powers, torch.zeros(columns), edges[:columns], torch.full((columns,), 2.0**-149), powers.flip(0)):
+        agrees(layer, x[None])
+
+
+def test_integers_are_exact() -> None:
+    layer = quantized(**CASES["int4 of 64, 31 groups of 32 vectors"])
+    layer.scale.fill_(0.5)
+    assert layer.zero is not None
+    layer.zero.fill_(8)
+    x = torch.randint(-100, 100, (1, layer.in_features)).float()
+    with torch.no_grad():
+        assert torch.equal(smelt.compile(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
+def test_infinite_elements_give_what_eager_gives(name: str, value: float, rows: int) -> None:
+    layer = quantized(**CASES[name])
+    x = torch.randn(rows, layer.in_features)
+    x[-1, 5] = value
+    with torch.no_grad():
+        expected, ours = layer(x), smelt.compile(layer)(x)
+    assert torch.equal(expected.isnan(), ours.isnan())
+    assert torch.equal(expected.isinf(), ours.isinf())
+    torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-4, atol=1e-3)
+
+
+def test_what_has_no_fixed_point() -> None:
+    target = replace(describe_host(), dots_bytes=True, vector_bits=512)
+
+    def form(m: int, **changes: object) -> object:
+        problem = oriented(problem_of(written(m, 13, zero="f32")))
+        layout = layout_of(problem)
+        assert not isinstance(layout, str)
+        return fixed_point_of(problem, layout, replace(target, **changes))  # type: ignore[arg-type]
+
+    assert form(1) is not None
+    assert form(3) is None
+    assert form(1, dots_bytes=False) is None
+    assert form(1, vector_bits=128) is None
