@@ -20,7 +20,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot import FONT, LABELS, THEMES, Theme
+from benchmarks.plot import FONT, THEMES, Theme
+from benchmarks.plot import LABELS as MODEL_LABELS
 
 # The first pattern that a kernel's name contains decides.
 KINDS: tuple[tuple[str, str], ...] = (
@@ -40,6 +41,21 @@ NAMES = {
     "copy": "copies, fills",
     "gap": "gaps",
 }
+LABELS = MODEL_LABELS | {
+    "resnet": "ResNet-50",
+    "vit": "ViT-B/16",
+    "gpt2-step": "GPT-2, whole step",
+    "gpt2-model-step": "GPT-2, whole step, model alone compiled",
+    "gpt2-infer": "GPT-2, inference, 1×128",
+    "llama-token": "Llama, one token",
+    "llama-infer": "Llama, inference, 8×512",
+    "qwen3": "Qwen3",
+    "t5": "T5",
+    "whisper": "Whisper",
+    "convnext": "ConvNeXt-T",
+    "swin": "Swin-T",
+    "transformer": "nn.TransformerEncoder",
+}
 _COLOURS = {
     "product": "#4c78a8",
     "attention": "#72b7b2",
@@ -50,7 +66,7 @@ _COLOURS = {
     "gap": "none",
 }
 _LINE = re.compile(r"^\s*([\d.]+) us\s+(\d+) x  (.*)$")
-_LEFT, _WIDTH, _RIGHT, _ROW, _TOP = 190, 760, 60, 18, 46
+_LEFT, _WIDTH, _RIGHT, _ROW, _TOP = 330, 880, 60, 18, 46
 
 
 def kind_of(kernel: str) -> str:
