@@ -27,6 +27,7 @@ from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
 from smelt.fuse.rematerialize import rematerialize
 from smelt.fuse.target_choice import TargetChoice
+from smelt.fuse.written_attention import attend_directly
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
 from smelt.ir.provenance import origin_of
@@ -115,6 +116,10 @@ def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
     return build_kernels(ordered, context.name, context.targets)
 
 
+def _attend_directly(program: Program, context: FusionContext) -> Program:
+    return attend_directly(program, context.products)
+
+
 def _write_in_place(program: Program, context: FusionContext) -> Program:
     return write_in_place(program, context.writes, context.budget)
 
@@ -167,6 +172,10 @@ GROUP = (
 )  # fmt: skip
 
 MEMORY = (
+    Row(
+        "attend directly", PROGRAM, PROGRAM, _attend_directly,
+        "before buffers are reused: scores and their softmax have buffers of their own",
+    ),
     Row(
         "write in place", PROGRAM, PROGRAM, _write_in_place,
         "before buffers are reused: an input's new value belongs where the old one is", BudgetUse.EACH,
