@@ -76,9 +76,8 @@ def test_queries_that_look_at_nothing_find_what_eager_does() -> None:
     mask[0, 0, 5] = -math.inf
     result = torch.empty(SHAPE, dtype=BF16)
     (kernel,) = weighing(program)
-    OnHost(kernel, warp=32).run(
-        [dict(primals_1=q, primals_2=k, primals_3=v, primals_4=mask).get(arg, result) for arg in step.args], {}
-    )
+    given = {"primals_1": q, "primals_2": k, "primals_3": v, "primals_4": mask}
+    OnHost(kernel, warp=32).run([given.get(arg, result) for arg in step.args], {})
     assert torch.equal(result.isnan(), masked(q, k, v, mask).isnan()) and result[0, 0, 5].isnan().all()
 
 

@@ -22,12 +22,12 @@ from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
+from smelt.fuse.launches.written_attention import attend_directly
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
 from smelt.fuse.rematerialize import rematerialize
 from smelt.fuse.target_choice import TargetChoice
-from smelt.fuse.written_attention import attend_directly
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
 from smelt.ir.provenance import origin_of

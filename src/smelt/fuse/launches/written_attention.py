@@ -8,6 +8,7 @@ has a schedule for that, and the scores and their softmax are read by nothing el
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -185,7 +186,7 @@ class _Attention:
 
     def launch(self, products: str) -> Launch | None:
         left, right, weights, values = (*self.before.args, *self.after.args)
-        kernel, scores, result = self.softmax, self.before.outs[0], self.after.outs[0]
+        kernel, (scores,), (result,) = self.softmax, writes(self.before), writes(self.after)
         (count, queries, depth), keys, width = left.shape, right.shape[2], values.shape[2]
         steps = [each for operand in (left, right, weights, values) for each in (*operand.stride, operand.offset)]
         sizes = [count, queries, depth, keys, width, *steps, *(axis.size for axis in kernel.rows + kernel.cols)]
@@ -239,7 +240,7 @@ class _Attention:
             rows *= int(axis.size)
             starts.add(rows)
         ordered = sorted(starts)
-        pairs = list(zip(ordered, ordered[1:], strict=False))
+        pairs = list(pairwise(ordered))
         if any(further % start for start, further in pairs):
             return None
         self.axes = {start: Axis(f"row{start}", further // start) for start, further in reversed(pairs)}
