@@ -233,6 +233,15 @@ class Simt(Builder):
             elements += [self.extract(vector, lane) for lane in range(piece)]
         return elements
 
+    def as_bfloats(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """The bits of an even number of float32s rounded to bfloat16, two by one instruction. Where
+        `Target.has_bfloat`."""
+        rounded: list[Value] = []
+        for pair in zip(values[::2], values[1::2], strict=True):
+            word = self.reinterpret(self.convert("fptrunc", self.gathered(list(pair)), "bf16"), "i32")
+            rounded += (self.convert("trunc", each, "i16") for each in (word, self.lshr(word, 16)))
+        return tuple(rounded)
+
     def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
         """Elements side by side, from `at` on."""
         kind, size = values[0].kind, element_bytes(values[0].kind)
