@@ -150,8 +150,8 @@ def measured(
             print(f"{backend} failed: {error}", file=sys.stderr)
             continue
         calls["bare" if backend == "eager" else backend] = call
-    for call in calls.values():  # importing a compiler makes the first call of another one check what has changed
-        call()
+    for each in calls.values():  # importing a compiler makes the first call of another one check what has changed
+        each()
     seconds = interleaved(calls, rounds, per_round=0.02, clock=time.thread_time)
     return {name: statistics.median(found) * 1e6 for name, found in seconds.items()}
 

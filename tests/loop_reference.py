@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from ctypes import c_float
+from dataclasses import field
 from fractions import Fraction
 from functools import partial, reduce
 from typing import Any
@@ -319,6 +320,7 @@ class _Thread:
     parameters: Sequence[Lanes] = ()
     block_barriers: int = 0
     warp_barriers: int = 0
+    copies: list[list[tuple[int, bytes]]] = field(default_factory=lambda: [[]])  # under way, by group; the last is open
 
     def group(self, scope: str) -> Hashable:
         """Equal for threads that wait for each other."""
@@ -511,6 +513,39 @@ class _Frame:
             results.append((_rounded("f32", exact),))
         self.set(node.results, results)
 
+    def load_matrix(self, node: loops.LoadMatrix) -> Steps:
+        thread, (address,) = self.thread, self.get(node.pointer)
+        lane = thread.number % thread.warp_size
+        rows = dict((yield node, "warp", (lane, address)))
+        if address % 16:
+            raise Fault(f"a row of a matrix at {address & 15}, no multiple of 16")
+        group, place = divmod(lane, 4)
+        for number, result in enumerate(node.results):
+            word = b""
+            for more in range(2):
+                row, col = (2 * place + more, group) if node.transposed else (group, 2 * place + more)
+                word += self.machine.access(rows[8 * number + row] + 2 * col, 2, thread, writes=False)
+            self.set((result,), ((int.from_bytes(word, "little"),),))
+
+    def copy_async(self, node: loops.CopyAsync) -> None:
+        """The bytes are unknown until the thread has waited."""
+        (to,), (source,), thread = self.get(node.to), self.get(node.source), self.thread
+        reads = node.mask is None or self.get(node.mask)[0]
+        if to % 16 or (reads and source % 16):
+            raise Fault("a copy of 16 bytes that is not at multiples of 16")
+        data = bytes(self.machine.access(source, 16, thread, writes=False)) if reads else bytes(16)
+        self.machine.access(to, 16, thread, writes=True)[:] = bytes([UNWRITTEN]) * 16
+        thread.copies[-1].append((to, data))
+
+    def copy_commit(self, node: loops.CopyCommit) -> None:
+        self.thread.copies.append([])
+
+    def copy_wait(self, node: loops.CopyWait) -> None:
+        groups = self.thread.copies
+        while len(groups) > node.pending + 1:
+            for to, data in groups.pop(0):
+                self.machine.access(to, 16, self.thread, writes=True)[:] = data
+
     # Control flow.
 
     def for_(self, node: loops.For) -> Steps:
@@ -609,10 +644,11 @@ _STEPS: dict[type, Callable[[_Frame, Any], Lanes | None]] = {
     loops.Reduce: _Frame.reduce, loops.Address: _Frame.address, loops.Alloc: _Frame.alloc, loops.Load: _Frame.load,
     loops.Store: _Frame.store, loops.Prefetch: lambda frame, n: None, loops.Fence: lambda frame, n: None,
     loops.Atomic: _Frame.atomic, loops.CompareExchange: _Frame.compare_exchange, loops.Id: _Frame.id,
-    loops.Remote: _Frame.remote,
+    loops.Remote: _Frame.remote, loops.CopyAsync: _Frame.copy_async, loops.CopyCommit: _Frame.copy_commit,
+    loops.CopyWait: _Frame.copy_wait,
 }  # fmt: skip
 _FLOW: dict[type, Callable[[_Frame, Any], Steps]] = {
     loops.For: _Frame.for_, loops.If: _Frame.if_, loops.Repeat: _Frame.repeat,
     loops.Call: _Frame.call, loops.Barrier: _Frame.barrier, loops.Shuffle: _Frame.shuffle,
-    loops.Mma: _Frame.mma,
+    loops.Mma: _Frame.mma, loops.LoadMatrix: _Frame.load_matrix,
 }  # fmt: skip

@@ -546,32 +546,11 @@ def parallel_for_address(parallel: int, thread: int, threads: int, /) -> int:
     """
 
 def set_node_layout(
-    python_base: type,
-    wrapped: int,
-    python_wrapped: int,
-    sequence: int,
-    edges: int,
-    edge_size: int,
-    edge_input: int,
-    pre: int,
-    tensor_pre: int,
-    retained: int,
-    post: int,
-    inputs: int,
-    input_size: int,
-    options: int,
-    shape: int,
-    shape_kind: int,
-    release: int,
-    pre_class: int,
-    tensor_pre_class: int,
-    post_class: int,
-    body: int,
-    record: int,
-    leaf_pre: int,
-    leaf_post: int,
-    leaf_post_class: int,
-) -> None:
+    python_base: type, wrapped: int, python_wrapped: int, sequence: int, edges: int, edge_size: int, edge_input: int,
+    pre: int, tensor_pre: int, retained: int, post: int, inputs: int, input_size: int, options: int, shape: int,
+    shape_kind: int, release: int, pre_class: int, tensor_pre_class: int, post_class: int, body: int, record: int,
+    leaf_pre: int, leaf_post: int, leaf_post_class: int,
+) -> None:  # fmt: skip
     """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
     tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
 
@@ -608,6 +587,11 @@ def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
 
 def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
     """The hooks of a leaf, in the same way: on its gradient, and on what was added up."""
+
+def outline_graph(root: Any, first: int, /) -> tuple[bytes, bytes] | None:
+    """The shape of autograd's graph behind a node as words, and the addresses of its nodes: classes, edges, inputs, and
+    how many nodes were made since the one numbered `first`. Without what nodes saved. None: a node is older, has hooks
+    or cannot be read."""
 
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
@@ -680,6 +664,9 @@ class LazyMemory(DeviceMemory):
     def find(self, layout: Any) -> int | None:
         """The value of the view with this layout."""
 
+    def seen(self) -> tuple[tuple[Any, int], ...]:
+        """The layouts of its views with their values; the first is that of the whole."""
+
 class Step:
     """One recorded call, or an input, and the calls that have followed it; see `lazy/steps.py`."""
 
@@ -692,6 +679,7 @@ class Step:
     values: int
     numbers: int
     programs: dict[Any, Any]
+    backwards: dict[Any, Any] | None
     launch: Any
     constants: dict[int, Any] | None
     @property
@@ -710,6 +698,9 @@ class Recording:
     step: Any
     count: int
     bytes: int
+    first_node: int  # the number of autograd's next node when the recording began
+    trail: int  # between which recorded calls autograd made nodes, as a hash; not known if
+    is_trail_lost: bool
     @property
     def serial(self) -> int: ...
     @property
@@ -723,6 +714,26 @@ class Recording:
     def alive(self) -> list[tuple[int, Any]]:
         """The memories that are watched and live, with their values."""
 
+def watch_nodes(address: int, saving_hooks: Callable[[bool], Any], /) -> None:
+    """The function at `address` returns the number that the thread's next node of autograd's graph will have;
+    `saving_hooks(True)` the hooks that pack what nodes save, or None."""
+
+class LazyBackward:
+    """A backward whose operators were recorded before, taken as a whole.
+
+    `end` is the step after it, `numbers` are those before it and `added` those that it adds, as it adds `count`
+    operators and `bytes` of results. `memories` of gradients are (value, what `seen` returned). `leaves` are (weak
+    reference, number of the node, place of the memory, layout of the gradient); `addresses` those of the nodes."""
+
+    def __new__(
+        cls, *, end: Step, numbers: tuple[Any, ...], added: tuple[Any, ...], count: int, bytes: int,
+        memories: tuple[tuple[int, tuple[tuple[Any, int], ...]], ...], leaves: tuple[tuple[Any, int, int, Any], ...],
+        addresses: bytes,
+    ) -> Self: ...  # fmt: skip
+    def run(self, recorder: LazyRecorder, addresses: bytes, /) -> bool | None:
+        """Record it, and give the leaves their gradients. With nothing done, None: other leaves, or hooks;
+        False: a leaf has a gradient, or a number differs."""
+
 class LazyLaunch:
     """The program of a path that recurs, run without Python between the recording and the program.
 
@@ -731,21 +742,12 @@ class LazyLaunch:
     as in `numbers` (-1), any of its type (-2), or equal to the one at a place. `adopt(result, memory)` makes a result
     fit that is laid out otherwise than recorded."""
 
+    outputs: int
     def __new__(
-        cls,
-        *,
-        call: Callable[..., Any],
-        inputs: int,
-        numbers: tuple[Any, ...],
-        leaders: tuple[int, ...],
-        scalars: tuple[int, ...],
-        live: tuple[int, ...],
-        results: tuple[int, ...],
-        scalar: Callable[[Any], Any],
+        cls, *, call: Callable[..., Any], inputs: int, numbers: tuple[Any, ...], leaders: tuple[int, ...],
+        scalars: tuple[int, ...], live: tuple[int, ...], results: tuple[int, ...], scalar: Callable[[Any], Any],
         adopt: Callable[[Any, Any], Any],
-    ) -> Self: ...
-    @property
-    def outputs(self) -> int: ...
+    ) -> Self: ...  # fmt: skip
     def run(self, recording: Recording, /) -> bool:
         """Run a recording that has recurred; False, with nothing done, for any other."""
 
@@ -754,15 +756,9 @@ class RecordedOperator:
     argument is not 0.0, its default, draw random numbers."""
 
     def __init__(
-        self,
-        *,
-        known: object,
-        names: tuple[str, ...],
-        kinds: bytes,
-        writes: bool,
-        is_view: bool,
+        self, *, known: object, names: tuple[str, ...], kinds: bytes, writes: bool, is_view: bool,
         zero: str | None = None,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     @property
     def has_zero(self) -> bool: ...
 

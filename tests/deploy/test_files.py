@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -113,6 +114,20 @@ def test_a_loaded_artifact_is_pickled_with_its_state(path: Path) -> None:
 def test_a_str_for_a_tensor_is_refused_by_name(path: Path) -> None:
     with pytest.raises(SmeltError, match="argument x is the str 'three', and must be a tensor"):
         smelt.load(path)("three")
+
+
+def test_calls_that_make_no_sense_are_refused(path: Path) -> None:
+    loaded = smelt.load(path)
+    strange = [numpy.zeros(2, dtype=[("a", "f4")]), numpy.array([object()])]
+    for value in (*strange, torch.zeros(2).to(torch.float8_e4m3fnuz)):
+        with pytest.raises(SmeltError, match=r"SM052.*argument \w+ is .* and must be"):
+            loaded(value)
+    for threads in (-1, 1025, 2**32 + 1):  # 32 bits of which would be 1
+        with pytest.raises(SmeltError, match="threads is from 0 to 1024"):
+            smelt.load(path, threads=threads)
+    for function in (smelt.load, loaded.save, loaded.restore):
+        with pytest.raises(ValueError, match="zero byte"):
+            function(f"{path}\0b")
 
 
 def test_code_for_other_processors_is_named(path: Path, tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def in_place(count: int) -> Kernel:
     )
 
 
+def summed(count: int) -> Kernel:
+    return parse_kernel(
+        f"kernel sum{count} rows() cols(j:{count})\n in x: f32[{count}]\n out y: f32[1]\n loop:\n"
+        f" a = load x[j]\n s = reduce sum a\n row:\n store y[0] = s"
+    )
+
+
 def product(a: str, b: str, out: str) -> Library:
     whole = (8, 8), (8, 1)
     return Library(aten.mm.out, (Operand(a, *whole), Operand(b, *whole)), (), (out,), ("out",))
@@ -191,6 +198,9 @@ def test_what_has_no_family() -> None:
     assert family(doubled(4)) == family(doubled(9)) != family(doubled(9, "mul"))
     assert family(parse_kernel(sized(SOFTMAX, 4, 8))) is None
     assert family(parse_kernel(sized(COLUMN_SUM, 4, 8))) is None
+    short, other, long = (summed(count) for count in (512, 513, 100_000))
+    assert family(short) == family(replace(short, name="other")) != family(other)
+    assert family(short) is not None and family(long) is None
     environment, kernel = ShapeEnv(), doubled(4)
     axis = length_axis(kernel)
     assert axis is not None

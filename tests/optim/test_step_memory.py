@@ -11,6 +11,7 @@ from torch import nn
 import smelt
 from smelt.base.events import collect
 from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
+from smelt.ir.kernel import Accumulate
 from smelt.ir.program import Launch, Operand, Place, Program
 from smelt.pipeline.sizes import template
 from smelt.runtime.program import flatten
@@ -96,6 +97,40 @@ def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
     middle = len(program.steps) // 3  # the backward is twice the forward
     held = [b.name for b in program.buffers if b.spec.nbytes == inner and lives[b.name][0] < middle < lives[b.name][1]]
     assert len(held) <= 2 * 4 + 3  # of each layer what comes out of two products, and a few of the layer at work
+
+
+class Normed(nn.Module):
+    """Layers as in GPT-2, without their attention."""
+
+    @there()
+    def __init__(self, width: int, inner: int, layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.ups = nn.ModuleList(nn.Linear(width, inner) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(inner, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(nn.functional.gelu(up(norm(x)), approximate="tanh"))
+        return x
+
+
+@pytest.mark.skipif(chosen != (HOST, HOST), reason="it chooses a target of its own")
+def test_norms_are_recomputed_where_their_gradients_are() -> None:
+    """A layer's norm is recomputed for the gradient of a weight in the kernel of its own gradient, which reads the same
+    values: that of its input, of its weight and bias, and of the bias below."""
+    model, x = Normed(64, 256, 4), _data(128, 64)
+    wanted = copy.deepcopy(model)
+    compiled = smelt.compile(_step, fullgraph=True, options={"target": "simt-host"})
+    with collect() as events:
+        for call, trained in ((compiled, model), (_step, wanted)):
+            call(trained, torch.optim.SGD(trained.parameters(), lr=1e-2), x)
+    for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    program = [event.subject for event in events if isinstance(event.subject, Program)][-1]
+    counts = [sum(isinstance(i, Accumulate) for i in step.kernel.instructions()) for step in _recomputing(program)]
+    assert counts == [3, 3, 3, 2], counts  # below the first layer there is none
 
 
 class Head(nn.Module):

@@ -74,6 +74,7 @@ COUNTERS: dict[str, str] = {
     "cache_misses": "those not found there",
     "cache_writes": "those written there",
     "cache_unstorable": "those that cannot be stored there",
+    "lazy_backwards": "backwards of lazy tensors that repeated an earlier one, recorded without PyTorch's engine",
     "lazy_repeats": "runs of lazy tensors that repeated an earlier one, and were launched without a look-up",
     "lazy_fallbacks": "operators on lazy tensors that ran immediately, because no shape rule describes their results",
     "chip_calls": "kinds of operator calls that kernels were compiled for, on chips",

@@ -105,12 +105,16 @@ def grid_contraction_cycles(kernel: Kernel, name: str) -> float | str:
     """Whether there is code. Times that are not measured are infinite: such code is used only on request."""
     from smelt.codegen.axes import without_unit_axes
     from smelt.codegen.gpu.attention.few_queries import few_queries
+    from smelt.codegen.gpu.attention.score_tiles import row_products_apart, score_tiles
     from smelt.codegen.gpu.products.product_tiles import why_no_tile
     from smelt.ir.check_kernel import is_attention
 
     if not is_attention(kernel):
         return why_no_tile(kernel) or math.inf
-    grids = few_queries(without_unit_axes(kernel), find(name))
+    whole, target = without_unit_axes(kernel), find(name)
+    grids = few_queries(whole, target)
+    if isinstance(grids, str):
+        grids = score_tiles(row_products_apart(whole)[1], target)
     return grids if isinstance(grids, str) else math.inf
 
 

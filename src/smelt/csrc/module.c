@@ -256,6 +256,8 @@ static PyMethodDef functions[] = {
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
     {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},
+    {"outline_graph", outline_graph, METH_VARARGS, PyDoc_STR("The shape of autograd's graph, without what nodes saved.")},
+    {"watch_nodes", watch_nodes, METH_VARARGS, PyDoc_STR("Say how to ask for the number of autograd's next node.")},
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
     {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
@@ -311,10 +313,12 @@ PyInit__native(void)
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
                              &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
-                             &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &LazyLaunchType, &RecordingLockType};
+                             &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &LazyLaunchType,
+                             &LazyBackwardType, &RecordingLockType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
-        || deferred_signals_init() < 0 || openmp_init() < 0 || device_memory_init() < 0 || recorder_init() < 0) {
+        || deferred_signals_init() < 0 || openmp_init() < 0 || device_memory_init() < 0 || recorder_init() < 0
+        || lazy_backward_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -18,7 +18,7 @@ from typing import Any
 from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
 from smelt.deploy.manifest import ArgumentForm, Signature, entry_manifests
-from smelt.deploy.runtime import EntryInfo, Model, RegisterInfo, Session
+from smelt.deploy.runtime import MOST_THREADS, EntryInfo, Model, RegisterInfo, Session
 from smelt.ir.table.records import DTYPES
 
 
@@ -211,6 +211,8 @@ def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
     A file that is truncated, modified or not an artifact is refused, and none of its code runs. `threads` is the number
     of threads that a call may use; 0 means one per processor.
     """
+    if not 0 <= threads <= MOST_THREADS:
+        raise SmeltError("SM052", f"threads is from 0 to {MOST_THREADS}, not {threads}")
     return LoadedArtifact(Model(path), threads)
 
 
@@ -228,9 +230,12 @@ def _given(arrays: Arrays, argument: ArgumentForm, value: Any, info: RegisterInf
             raise SmeltError("SM052", f"argument {argument.name} is the str {value!r}, and must be {kind}")
         value = info.choices.index(value)
     try:
-        return arrays.argument(value, _dtype(info))
+        tensor, kept = arrays.argument(value, _dtype(info))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SmeltError("SM052", f"argument {argument.name}: {error}") from None
+    if tensor.dtype not in DTYPES:
+        raise SmeltError("SM052", f"argument {argument.name} is {tensor.dtype}, and must be {info.dtype}")
+    return tensor, kept
 
 
 def _dtype(info: RegisterInfo) -> str:

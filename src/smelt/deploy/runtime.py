@@ -22,6 +22,7 @@ LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
 
 _FILE = (2, 3, 4)  # statuses of files that cannot be read
 _TRUST_WEIGHTS = 1  # a flag of opening
+MOST_THREADS = 1024  # of a session, as csrc/executor/thread_pool.h has it
 
 
 class ArtifactFailed(SmeltError):
@@ -159,6 +160,14 @@ def _checked(name: str, *arguments: Any) -> None:
         raise ArtifactFailed(status, error.message.decode(errors="replace"))
 
 
+def _path(path: str | os.PathLike[str]) -> bytes:
+    """As C takes it."""
+    encoded = os.fsencode(path)
+    if 0 in encoded:
+        raise ValueError(f"the path {encoded!r} has a zero byte")  # C would take what comes before it
+    return encoded
+
+
 class Model:
     """An open file. `trusts_weights`: they are not held against their checksum, so that large files open at once."""
 
@@ -166,7 +175,7 @@ class Model:
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), _TRUST_WEIGHTS if trusts_weights else 0, None, 0, 0)
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
-        _checked("smelt_model_open", os.fsencode(path), ctypes.byref(options), ctypes.byref(self._address))
+        _checked("smelt_model_open", _path(path), ctypes.byref(options), ctypes.byref(self._address))
         count = library().smelt_model_entry_count(self._address)
         self.entries = tuple(map(self._entry, range(count)))
         self.state = self._infos("model_state")
@@ -275,11 +284,11 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file of the model with this session's state."""
-        _checked("smelt_session_save", self._address, os.fsencode(path))
+        _checked("smelt_session_save", self._address, _path(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the state of such a file."""
-        _checked("smelt_session_load", self._address, os.fsencode(path))
+        _checked("smelt_session_load", self._address, _path(path))
 
     def __del__(self) -> None:
         if self._address:

@@ -9,6 +9,7 @@ element-wise values are recomputed, and only from values that are kept anyway or
 Otherwise fusion would compute it with the old one, and store it.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +143,10 @@ class _Rematerializer:
     def _hold_back(self, held: set[FusionValue]) -> None:
         for item in held:
             inputs = self._given(item)
-            last = self._call_before(item.id) if inputs is None else self._last_reader(inputs, item.id)
+            if inputs is None:
+                last = self._call_before(item.id, self._first_reader(item))
+            else:
+                last = self._last_reader(inputs, item.id)
             item.after = () if last is None else (last,)
 
     def _given(self, item: FusionValue) -> set[FusionValue] | None:
@@ -169,11 +173,41 @@ class _Rematerializer:
             return max(late, key=lambda each: each.id)
         return next(filter(_is_heavy, self.lowered.items[self.start : position]), None)
 
-    def _call_before(self, position: int) -> FusionValue | Call | None:
-        """What keeps a value that the backward computes before this position from being computed in the forward."""
+    def _first_reader(self, item: FusionValue | Call) -> FusionValue | Call:
+        """What reads a value first, or what reads that first if it is computed from the forward's values alone."""
+        while isinstance(item, FusionValue) and self._heavy_behind(item) is None:
+            readers = self._backward_readers(item)
+            if not readers:
+                break
+            item = min(readers, key=lambda each: each.id)
+        return item
+
+    def _call_before(self, position: int, reader: FusionValue | Call) -> FusionValue | Call | None:
+        """What keeps a value that the backward computes before this position from being computed in the forward: what
+        its reader waits for in any case, so that both can share a kernel."""
+        waits = self._heavy_behind(reader)
+        if waits is not None:
+            return waits
         between = self.lowered.items[self.start : position]
         heavy = next(filter(_is_heavy, reversed(between)), None)
         return heavy or next(filter(_is_computed_alone, reversed(between)), None)
+
+    def _heavy_behind(self, item: FusionValue | Call) -> FusionValue | Call | None:
+        """The last step of the backward that leads to an item."""
+        steps: list[FusionValue | Call] = []
+        waiting, seen = [item], {item}
+        while waiting:
+            each = waiting.pop()
+            for source in _operands(each):
+                step = source.call if isinstance(source, FusionValue) and source.call is not None else source
+                if step in seen or step.id < self.start:
+                    continue
+                seen.add(step)
+                if _is_heavy(step):
+                    steps.append(step)
+                else:
+                    waiting.append(step)
+        return max(steps, key=lambda each: each.id, default=None)
 
     def _rewrite(self) -> None:
         """Put a copy of each recomputed value before its first reader in the backward, which reads that instead."""
@@ -189,7 +223,7 @@ class _Rematerializer:
             while name in names:
                 name += "_"
             names.add(name)
-            last = self._call_before(place)
+            last = self._call_before(place, self.lowered.items[place])
             after = () if last is None else (last,)
             copies[value] = replace(value, name=name, users=[], needed=False, after=after)
             before.setdefault(place, []).insert(0, copies[value])
@@ -207,6 +241,10 @@ class _Rematerializer:
 
 def _is_idempotent(value: FusionValue) -> bool:
     return value.kind is FusionKind.POINTWISE and not any(reading.indirect for reading in value.readings)
+
+
+def _operands(item: FusionValue | Call) -> Iterable[FusionValue]:
+    return item.reads if isinstance(item, Call) else (reading.value for reading in item.readings)
 
 
 def _is_heavy(item: FusionValue | Call) -> bool:

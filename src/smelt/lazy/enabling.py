@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from smelt.base.unseen import unseen
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler
+from smelt.lazy.backwards import stand_before_engine
 from smelt.lazy.composites import Composites
 from smelt.lazy.owner import LazyOwner
 from smelt.lazy.real_device import RealDevice
@@ -59,6 +60,7 @@ def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwne
     module.owner = owner
     owner.register(module, real.device)
     _held.extend(Composites(owner.recorder).register())
+    stand_before_engine(owner.recorder, owner.blocks)
     follow(owner)
     return owner
 

@@ -115,7 +115,7 @@ class Runs:
     def _runs_as_before(self, now: _native.Recording, reason: str) -> bool:
         """Run a recording whose path ran before with the same values alive, by what is known of that. False if
         anything is otherwise: nothing has run then."""
-        if self._shadows or not _is_plain():
+        if self._shadows or not is_plain():
             return False
         started = time.perf_counter()
         launch, variant = now.step.launch
@@ -162,7 +162,7 @@ class Runs:
             return program.replayed(inputs, numbers)
 
 
-def _is_plain() -> bool:
+def is_plain() -> bool:
     """Whether nothing of PyTorch's is on that looks at operators or changes them."""
     c = torch._C
     return not (

@@ -49,7 +49,9 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     if alone:
         table = {**table, **without_library.TABLE, **(_IN_DOUBLE if _has_double(options.target) else {})}
     if alone and options.target and find(options.target).warp_size > 1:
-        table = {**table, **without_library.SCORES_IN_MEMORY}
+        has_matrices = find(options.target).multiplies_matrices
+        in_memory = without_library.WIDE_SCORES_IN_MEMORY if has_matrices else without_library.SCORES_IN_MEMORY
+        table = {**table, **in_memory}
     return {**table, **products.AS_SUMS} if sums else table
 
 

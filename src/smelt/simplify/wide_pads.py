@@ -94,7 +94,7 @@ class _Widened:
         source = self.node.args[0]
         assert isinstance(source, fx.Node)
         wide = self._wide(source, self.padding, 0)
-        result = wide and self._masked(wide, tensor_spec(source).shape)
+        result = wide and self._padded(wide, tensor_spec(source).shape)
         if result is not None:
             spec, want = tensor_spec(result), tensor_spec(self.node)
             if (spec.shape, spec.stride, spec.dtype) == (want.shape, want.stride, want.dtype):
@@ -128,6 +128,22 @@ class _Widened:
             return None
         self.inserted.append(insert(self.node, target, args, kwargs, spec))
         return self.inserted[-1]
+
+    def _padded(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
+        """With the padding. A value that is rounded gets it before: it is computed where it is not rounded yet."""
+        rounded: Any = wide
+        while rounded.target is aten.view.default:
+            rounded = rounded.args[0]
+        exact = rounded.args[0] if rounded.target is aten._to_copy.default else None
+        spec = tensor_spec(wide)
+        if not isinstance(exact, fx.Node) or tensor_spec(exact).dtype is not torch.float32:
+            return self._masked(wide, inner)
+        if tensor_spec(exact).device != spec.device:
+            return self._masked(wide, inner)
+        if tensor_spec(exact).shape != spec.shape:
+            exact = self._call(aten.view.default, exact, list(spec.shape))
+        padded = None if exact is None else self._masked(exact, inner)
+        return self._call(aten._to_copy.default, padded, dtype=spec.dtype)
 
     def _masked(self, wide: fx.Node, inner: Shape) -> fx.Node | None:
         """The padding where positions are not of the source."""

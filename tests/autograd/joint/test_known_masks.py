@@ -1,102 +1,89 @@
-"""Masks that follow from the program alone: dropped or told causal, and nothing else is."""
+"""Attention masks that follow from the program alone: recognised at any size, and kept where samples differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import smelt
-from smelt.base import events
-from smelt.base.options import Options
-from tests.absent_device.ahead import compile_ahead, spec_like
+from smelt.autograd.joint import known_masks
 
-Tensor = torch.Tensor
-INFINITE = float("-inf")
+Mask = Callable[[int, int], Tensor]
 
 
-def _places(q: Tensor) -> tuple[Tensor, Tensor]:
-    places = torch.arange(q.shape[-2], device=q.device)
-    return places[:, None], places[None, :]
+def packed_causal(batch: int, length: int) -> Tensor:
+    """As Hugging Face makes it: causal within sequences, which begin where positions do not go on."""
+    positions = torch.arange(length).unsqueeze(0).expand(batch, -1)
+    number = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    rows, columns = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    samples = torch.arange(batch)[:, None, None, None]
+    same = number[samples, rows] == number[samples, columns]
+    causal = positions[samples, columns] <= positions[samples, rows]
+    return (torch.ones((), dtype=torch.bool) & same & causal).expand(batch, -1, length, length)
 
 
-def _added(kept: Tensor, q: Tensor) -> Tensor:
-    return torch.zeros(kept.shape, dtype=q.dtype, device=q.device).masked_fill(~kept, INFINITE)
+def added_causal(batch: int, length: int) -> Tensor:
+    below = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(length, length).masked_fill(~below, -torch.inf)
+    return mask.expand(batch, 1, length, length)
 
 
-def _causal(q: Tensor) -> Tensor:
-    rows, columns = _places(q)
-    return columns <= rows
+def first_sample_differs(batch: int, length: int) -> Tensor:
+    below = torch.ones(length, length, dtype=torch.bool).tril()
+    return below.expand(batch, 1, length, length) | (torch.arange(batch) == 0)[:, None, None, None]
 
 
-MASKS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "all": ("nothing", lambda q: (_places(q)[1] >= 0).expand(q.shape[0], 1, q.shape[-2], q.shape[-2])),
-    "zeros": ("nothing", lambda q: torch.zeros(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device)),
-    "causal": ("causal", _causal),
-    "causal, repeated": ("causal", lambda q: _causal(q).expand(q.shape[0], 1, -1, -1)),
-    "causal, added": ("causal", lambda q: _added(_causal(q), q)),
-    "band": ("stays", lambda q: (_places(q)[0] - _places(q)[1]).abs() < 3),
-    "strictly lower and a column": ("stays", lambda q: (_places(q)[1] < _places(q)[0]) | (_places(q)[1] == 0)),
-    "a slope": ("stays", lambda q: (_places(q)[1] - _places(q)[0]).to(q.dtype) * 0.1),
-    "one position off": ("stays", lambda q: _places(q)[1] <= _places(q)[0] + 1),
-    "of an input": ("stays", lambda q: _causal(q) & (q[0, 0, :, 0] < 100.0)),
-    "drawn": ("stays", lambda q: torch.rand(q.shape[-2], q.shape[-2], device=q.device) >= 0.0),
-}
+def last_sample_differs(batch: int, length: int) -> Tensor:
+    counts = length - (torch.arange(batch) == batch - 1).long()
+    return (torch.arange(length) < counts[:, None])[:, None, None, :].expand(batch, 1, length, length)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_what_a_mask_says(name: str) -> None:
-    expected, mask = MASKS[name]
-
-    def attend(q: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q))
-
-    q = torch.randn(2, 3, 17, 8, requires_grad=True)
-    with events.collect() as seen:
-        made = smelt.compile(attend, fullgraph=True)(q)
-    torch.testing.assert_close(made, attend(q))
-    joint = next(event.text for event in seen if event.channel == "joint")
-    call = next(line for line in joint.splitlines() if "_attention_for_cpu.default" in line)
-    assert ("attn_mask" in call) == (expected == "stays")
-    assert ("0.0, True" in call) == (expected == "causal")
+def all_kept(batch: int, length: int) -> Tensor:
+    return (torch.arange(length) >= 0).expand(batch, 1, length, length)
 
 
-def test_more_keys_than_queries_are_not_causal() -> None:
-    def attend(q: Tensor, k: Tensor) -> Tensor:
-        rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])[None, :]
-        return F.scaled_dot_product_attention(q, k, k, attn_mask=columns <= rows)
+def graph_of(mask: Mask, batch: int, length: int) -> str:
+    """The call of attention in the ATen graph, without its inputs, checked beside eager."""
+    query = torch.randn(batch, 1, length, 8)
 
-    q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
-    torch.testing.assert_close(smelt.compile(attend)(q, k), attend(q, k))
+    def attend(query: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, query, query, attn_mask=mask(batch, length))
 
+    calls: list[str] = []
 
-def test_gradients_are_those_with_the_mask() -> None:
-    def attend(q: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, q * 2, q + 1, attn_mask=_causal(q)).sin()
+    def keep(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls.extend(f"{n.args[3:]} {n.kwargs}" for n in gm.graph.nodes if "attention" in str(n.target))
+        return gm.forward
 
-    q = torch.randn(2, 3, 17, 8, requires_grad=True)
-    (mine,) = torch.autograd.grad(smelt.compile(attend)(q).sum(), q)
-    (eager,) = torch.autograd.grad(attend(q).sum(), q)
-    torch.testing.assert_close(mine, eager)
+    def traced(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return smelt.aot_module_simplified(gm, inputs, keep)
 
-
-@pytest.mark.parametrize("name", ["all", "causal"])
-def test_a_gpu_runs_its_fused_kernel(name: str) -> None:
-    """A mask whose rows are one number repeated fits none of them: attention was written out."""
-    mask = MASKS[name][1]
-    with events.collect() as seen:
-        compile_ahead(
-            lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q)),
-            [spec_like((2, 4, 64, 64), torch.bfloat16)],
-            Options(target="sm_90"),
-        )
-    assert any("_scaled_dot_product_flash_attention" in event.text for event in seen)
+    compiled = smelt.compile(attend, backend=traced)
+    torch.testing.assert_close(compiled(query), attend(query))
+    (call,) = calls
+    return call
 
 
-def test_sizes_that_vary() -> None:
-    compiled = smelt.compile(
-        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=_causal(q)), dynamic=True, fullgraph=True
-    )
-    for length in (8, 9, 33):
-        q = torch.randn(1, 2, length, 8)
-        torch.testing.assert_close(compiled(q), F.scaled_dot_product_attention(q, q, q, is_causal=True))
+# The second size has more elements than the mask may take, were each sample computed.
+@pytest.mark.parametrize(("batch", "length"), [(3, 16), (64, 512)])
+@pytest.mark.parametrize("mask", [packed_causal, added_causal])
+def test_causal_masks_are_recognised(mask: Mask, batch: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_masks, "MAX_ELEMENTS", 1 << 21)
+    assert graph_of(mask, batch, length) == "(0.0, True) {}"
+
+
+def test_a_mask_that_keeps_all_is_left_out() -> None:
+    assert graph_of(all_kept, 3, 16) == "() {}"
+
+
+@pytest.mark.parametrize("mask", [first_sample_differs, last_sample_differs])
+def test_masks_that_differ_between_samples_stay(mask: Mask) -> None:
+    assert "attn_mask" in graph_of(mask, 3, 16)
+
+
+def test_large_masks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_masks, "MAX_ELEMENTS", 200)
+    assert "attn_mask" in graph_of(packed_causal, 3, 16)

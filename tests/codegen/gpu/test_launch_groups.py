@@ -1,4 +1,4 @@
-"""Pointwise kernels of one body in one grid."""
+"""Kernels of one body in one grid."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
-from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
+from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator, ptx
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.print_module import print_module
@@ -106,6 +106,48 @@ def test_kernels_that_are_not_alike_have_a_grid_each() -> None:
     code = HostGenerator().emit_group("group", kernels, describe_host_warps("test", WARP))
     assert len(code.phases) == 3
     run_group(kernels, code)
+
+
+def norm(count: int) -> Kernel:
+    return parse_kernel(f"""
+kernel norm{count} rows() cols(j:{count})
+  in g: bf16[{count}]
+  out y: f32[{count}]
+  out n: f32[1]
+  loop:
+    a = load g[j]
+    b = cast a : f32
+    store y[j] = b
+    c = mul b, b : f32
+    d = reduce sum c
+  row:
+    e = sqrt d : f32
+    store n[0] = e
+""")
+
+
+@pytest.mark.parametrize(("count", "members"), [(1, 3), (77, 2), (768, 9), (8192, 4)])
+def test_equal_reductions_of_short_rows_share_a_grid(count: int, members: int) -> None:
+    kernels = [norm(count)] * members
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(code.phases) == 1
+    run_group(kernels, code)
+
+
+def test_reductions_of_other_lengths_have_a_grid_each() -> None:
+    kernels = [norm(768), norm(769)]
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(code.phases) == 2
+    run_group(kernels, code)
+
+
+@assembled_here
+def test_a_gpu_is_given_one_grid_of_reductions(tmp_path: Path) -> None:
+    code = CudaGenerator().emit_group("group", [norm(768)] * 50, describe_cuda("sm_90"))
+    (grid,) = code.phases
+    assert grid.blocks == 50
+    ((_, spilled),) = assembled(ptx(join([code]), describe_cuda("sm_90")), "sm_90", tmp_path).values()
+    assert spilled == 0
 
 
 def test_scalars_come_before_the_loop() -> None:

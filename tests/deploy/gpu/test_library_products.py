@@ -233,8 +233,8 @@ def test_products_of_every_layout(dtype: torch.dtype, tmp_path: Path) -> None:
     installed = Installed(_exported(all_cases, args), tmp_path)
     _check(all_cases, args, installed)
     report = installed.gpu.library_report()
-    # Two of attention, for each of two images, and one of all others.
-    assert report["products"] == len(cases) + 3 and report["left"] == 0
+    # One of each; of attention in float32 two for each of two images, in 16 bits none: it is a kernel.
+    assert report["products"] == len(cases) + (-1 if dtype.itemsize == 2 else 3) and report["left"] == 0
 
 
 def test_sizes_that_vary_are_planned_once_each(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_training_step_multiplies_by_the_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_attention_are_products_of_the_library(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_only_wide_gradients_of_attention_are_products_of_the_library(dtype: torch.dtype, tmp_path: Path) -> None:
     args = tuple(torch.randn(2, 3, 16, 8, dtype=dtype) for _ in range(4))
 
     def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -349,10 +349,12 @@ def test_gradients_of_attention_are_products_of_the_library(dtype: torch.dtype, 
             F.scaled_dot_product_attention(*factors, is_causal=True).backward(grad)
         return tuple(each.grad for each in factors if each.grad is not None)
 
-    installed = Installed(_exported(gradients, args), tmp_path)
+    installed = Installed(_exported(gradients, args), tmp_path, library=dtype is torch.float32)
     _check(gradients, args, installed)
-    # Two forward, and of the gradients the scores and four.
-    assert installed.gpu.library_report()["products"] >= 5
+    if dtype is torch.float32:  # two forward, and of the gradients the scores and four
+        assert installed.gpu.library_report()["products"] >= 5
+    else:  # kernels without scores in memory
+        assert not installed.products
 
 
 def test_convolutions_and_small_products_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

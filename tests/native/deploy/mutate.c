@@ -363,7 +363,7 @@ use(const unsigned char *data, size_t size)
 {
     const smelt_allocator allocator = {NULL, allocate, release};
     smelt_open_options options = {.size = sizeof options, .flags = below(4) ? 0 : SMELT_OPEN_TRUST_WEIGHTS,
-                                  .allocator = &allocator};
+                                  .allocator = &allocator, .device = SMELT_DEVICE_HOST}; /* no driver is given such files */
     smelt_session_options run = {.size = sizeof run, .threads = 1 + (int)below(3), .most_states = 100};
     smelt_model *model;
     smelt_session *session;

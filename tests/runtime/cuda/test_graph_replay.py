@@ -129,6 +129,26 @@ def test_calls_that_repeat_are_recorded_and_results_are_fresh(gpu: FakeCuda) -> 
     del run
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_inputs_that_steps_drop_are_freed_by_steps_and_by_graphs(gpu: FakeCuda, is_kept: bool) -> None:
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+    add = [Launched("add_one", launch, (source, to, 1)) for source, to in ((0, 2), (2, 3), (3, 4))]
+    steps = (Allocate(2), add[0], Drop((0,)), Allocate(3), add[1], Drop((2,)), Allocate(4), add[2], Drop((3,)))
+    sizes = tensor("sizes", torch.int64, HOST, (1,), (1,))
+    tensors = (floats("x"), sizes, floats("a"), floats("b"), floats("y"))
+    constants = (torch.tensor([COUNT]),)
+    run = runner(steps, tensors, (Ref(4),), Recorder(gpu), inputs=1, constants=constants, consuming=True)
+    for number in range(6):
+        x = torch.full((COUNT,), float(number))
+        freed = weakref.ref(x)
+        given, kept = [x], x if is_kept else None
+        del x
+        assert run(given)[0].tolist() == [number + 3.0] * COUNT
+        assert given == [] and (freed() is kept)
+    assert run.graphs["launched"] == 4
+    del run
+
+
 def test_each_stream_and_each_setting_has_its_graph(gpu: FakeCuda) -> None:
     recorder = Recorder(gpu)
     run = three_added(recorder)
@@ -268,6 +288,16 @@ def test_graphs_are_freed_where_memory_is_short_and_recorded_anew(gpu: FakeCuda)
         assert _native.free_cuda_graphs() == 3 * has_graphs
         assert gpu.number("graphs") == 0
     del runs, run
+
+
+def test_graphs_that_were_launched_often_are_recorded_again(gpu: FakeCuda) -> None:
+    run = three_added(Recorder(gpu))
+    for _ in range(8):
+        for _ in range(12):
+            assert run(torch.zeros(COUNT))[0].tolist() == [3.0] * COUNT
+        assert run.graphs["graphs"] == 1
+        assert _native.free_cuda_graphs() == 1
+    del run
 
 
 def test_graphs_are_recorded_where_the_gpu_waits_for_the_host(gpu: FakeCuda) -> None:

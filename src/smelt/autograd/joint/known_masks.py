@@ -9,7 +9,7 @@ causal attention, is what eager runs. A mask that an input has a part in stays.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 else:
     from smelt.base.torch_originals import pristine as torch
 
-_MOST_ELEMENTS = 1 << 24  # of a mask and all it is made of: some thirty milliseconds
-_MOST_NODES = 200
+MAX_ELEMENTS = 1 << 27  # computed for a mask, without repetitions: some two hundred milliseconds
+MAX_COMPARED_ELEMENTS = 1 << 18  # of a tensor in which repetitions are looked for
+MAX_NODES = 200
 
 
 def without_known_mask(query: Any, key: Any, mask: Any, causal: bool) -> tuple[Any, bool]:
@@ -57,6 +58,7 @@ class _Meaning(Enum):
     OTHER = "something else, or it is not known"
 
 
+aten = torch.ops.aten
 _meanings: "WeakKeyDictionary[fx.Node, _Meaning]" = WeakKeyDictionary()
 
 
@@ -66,7 +68,10 @@ def _meaning(node: fx.Node) -> _Meaning:
         return _Meaning.OTHER
     beside_the_trace = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with torch._C.DisableTorchFunction(), _disable_current_modes(), beside_the_trace, torch.no_grad():
-        kept = _kept(_value(nodes))
+        try:
+            kept = _kept(_value(nodes))
+        except _TooLarge:
+            return _Meaning.OTHER
         if kept is None or kept.dim() < 2:
             return _Meaning.OTHER
         if bool(kept.all()):
@@ -75,15 +80,74 @@ def _meaning(node: fx.Node) -> _Meaning:
         return _Meaning.CAUSAL if bool((kept == lower).all()) else _Meaning.OTHER
 
 
+class _TooLarge(Exception):
+    """A mask takes more than `MAX_ELEMENTS`."""
+
+
 def _value(nodes: Sequence[fx.Node]) -> torch.Tensor:
-    """What the last of some calls returns."""
+    """What the last of some calls returns. Dimensions along which it repeats have size 1, but for the last two.
+
+    Samples of a batch have equal masks, so values are computed once and expanded: a dimension with stride 0 repeats.
+    """
     values: dict[fx.Node, Any] = {}
+    left = MAX_ELEMENTS
     for node in nodes:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         kwargs = {name: HOST if name == "device" and each is not None else each for name, each in kwargs.items()}
-        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        values[node] = _expanded(node, args, kwargs, left)
+        left -= _distinct_count(values[node])
     mask: torch.Tensor = values[nodes[-1]]
-    return mask
+    once: torch.Tensor = _once(mask, [dim for dim in range(-mask.dim(), -2) if not _varies(mask, dim)])
+    return once
+
+
+def _expanded(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], left: int) -> torch.Tensor:
+    """The result of one call, which computes at most `left` elements."""
+    operator: Any = node.target
+    shape = spec_of(node).shape  # type: ignore[union-attr]
+    if operator is aten.view.default:
+        return args[0].reshape(args[1])  # type: ignore[no-any-return]
+    if torch.Tag.pointwise in operator.tags:
+        operands = [each for each in (*args, *kwargs.values()) if _is_tensor(each)]
+        repeats = {dim for dim in range(-len(shape), 0) if not any(_varies(each, dim) for each in operands)}
+        shape = tuple(size for dim, size in enumerate(shape, -len(shape)) if dim not in repeats)
+        args = tuple(_once(each, repeats) for each in args)
+        kwargs = {name: _once(each, repeats) for name, each in kwargs.items()}
+    if not operator.is_view and product(shape) > left:
+        raise _TooLarge
+    result: torch.Tensor = operator(*args, **kwargs)
+    return _repetitions_expanded(result).expand(spec_of(node).shape)  # type: ignore[union-attr]
+
+
+def _once(value: Any, dims: Iterable[int]) -> Any:
+    """A tensor with size 1 in dimensions, counted from the last, along which it repeats."""
+    for dim in dims if _is_tensor(value) else ():
+        if -dim <= value.dim() and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+def _varies(tensor: torch.Tensor, dim: int) -> bool:
+    return -dim <= tensor.dim() and tensor.shape[dim] > 1 and tensor.stride(dim) != 0
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _repetitions_expanded(value: torch.Tensor) -> torch.Tensor:
+    """The same, expanded from one element along dimensions in which all elements are equal."""
+    if value.is_floating_point() or value.is_complex() or not 0 < _distinct_count(value) <= MAX_COMPARED_ELEMENTS:
+        return value  # equal floating-point zeros may differ in sign
+    for dim in range(value.dim()):
+        first = value.narrow(dim, 0, 1)
+        if _varies(value, dim - value.dim()) and bool((value == first).all()):
+            value = first.expand(value.shape)
+    return value
+
+
+def _distinct_count(value: torch.Tensor) -> int:
+    return product(tuple(size for size, stride in zip(value.shape, value.stride(), strict=True) if stride))
 
 
 def _kept(mask: torch.Tensor) -> torch.Tensor | None:
@@ -95,9 +159,8 @@ def _kept(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def _made_of(last: fx.Node) -> list[fx.Node] | None:
-    """The calls that one comes of, in order; None if there is something else among them, or too much of it."""
+    """The calls that one comes of, in order; None if there is something else among them, or too many."""
     calls: dict[fx.Node, None] = {}
-    elements = 0
     waiting = [last]
     while waiting:
         node = waiting.pop()
@@ -106,13 +169,12 @@ def _made_of(last: fx.Node) -> list[fx.Node] | None:
         spec = spec_of(node)
         if node.op != "call_function" or not isinstance(spec, TensorSpec):
             return None
-        if effect_of(node.target, node.args, node.kwargs) is not None:
+        if effect_of(node.target, node.args, node.kwargs) is not None or node.target is aten.as_strided.default:
             return None
         if not all(type(size) is int for size in spec.shape):
             return None
-        elements += product(spec.shape)
         calls[node] = None
-        if elements > _MOST_ELEMENTS or len(calls) > _MOST_NODES:
+        if len(calls) > MAX_NODES:
             return None
         waiting += node.all_input_nodes
     order = {node: place for place, node in enumerate(last.graph.nodes)}

@@ -16,12 +16,13 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.row import Row
 from smelt.codegen.axes import flattened, indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.gpu.attention.few_queries import few_queries
+from smelt.codegen.gpu.attention.score_tiles import row_products_apart, score_tiles
 from smelt.codegen.gpu.bodies.online_body import OnlineRows
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
 from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grids import POINT_THREADS, Grid, KernelGrids
-from smelt.codegen.gpu.kernel_slices import has, with_axes
+from smelt.codegen.gpu.kernel_slices import effects, has, is_pure, sliced, with_axes
 from smelt.codegen.gpu.long_rows import online_loops, outputs_as_scratch, recomputed
 from smelt.codegen.gpu.phase_kernels import (
     Bound,
@@ -43,7 +44,7 @@ from smelt.codegen.gpu.scatters.run_levels import run_levels
 from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, split_scatters
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import transpose_tile
-from smelt.codegen.gpu.vector_width import vector_width
+from smelt.codegen.gpu.vector_width import padded_width, vector_width
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of, is_attention
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Reduce, Role, Scan, Scatter, Store
@@ -79,6 +80,9 @@ _WARP_VALUES = 64  # of a row, that a thread keeps rather than share the row wit
 _FOLD_VALUES = 88  # that a thread has of a row, the next and reductions over rows: two blocks of 256 threads fit (H200)
 _MOST_SUMS = 16  # that a thread has of rows side by side, each in two registers
 _LEAST_WIDTH = 4  # points that are still read side by side then
+_LOOP_THREADS = 1024  # of a multiprocessor, at least, that go through cols in a loop
+_LOOP_WORDS = 16  # that they read at once
+_LEAST_LOOP_WIDTH = 2
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_LANES = 8  # of a warp, that have rows side by side where rows are few: with floats, a sector of memory
 _LEAST_BYTES = 64  # that a warp reads side by side
@@ -168,6 +172,12 @@ def _few_queries(kernel: Kernel, target: Target) -> Grids:
     return few_queries(kernel, target)
 
 
+def _score_tiles(kernel: Kernel, target: Target) -> Grids:
+    before, rest = row_products_apart(kernel)
+    grids = score_tiles(rest, target)
+    return grids if isinstance(grids, str) else [*_phases(before, target), *grids]
+
+
 def _few_rows(kernel: Kernel, target: Target) -> Grids:
     contract = contraction_of(kernel)
     is_plain = contract is not None and contract.dtype.is_floating_point and not is_attention(kernel)
@@ -206,6 +216,22 @@ def _staged(kernel: Kernel, target: Target) -> Grids:
 
 def _pointwise(kernel: Kernel, target: Target) -> Grids:
     return [_points(kernel)] if is_pointwise(kernel) else "it is not pointwise"
+
+
+def _copies_apart(kernel: Kernel, target: Target) -> Grids:
+    """Values of single points go first, in a grid of points, if these have no padding and the rows that they are from
+    do."""
+    kernel = merged(merged(kernel, cols=False), cols=True)
+    cols = {axis.name for axis in kernel.cols}
+    written = effects(kernel)
+    copies = [i for i in written if isinstance(i, Store) and i.index.axes & cols]
+    if not copies or len(copies) == len(written):
+        return "it has no values of single points beside reductions"
+    rest, apart = sliced(kernel, [i for i in written if i not in copies]), sliced(kernel, copies)
+    last = kernel.cols[-1]
+    if padded_width(rest, last) <= vector_width(kernel, last, (last.size,)) or not is_pure(kernel, apart):
+        return "rows are not padded, or not written as they are read"
+    return _phases([apart, rest], target)
 
 
 def _scans_apart(kernel: Kernel, target: Target) -> Grids:
@@ -347,10 +373,8 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
     more += len(row_reads(first.kernel, len(groups))) if prefetches else 0
     preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
     resident = _resident(first, prefetches) // _MULTIPROCESSORS if prefetches or not first.unrolled else 0
-    room = replace(first, kernel=with_room(first.kernel, parts)).parameters()
-    many_rows = RowReductions(
-        **room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches, resident=resident
-    )
+    room = replace(first, kernel=with_room(first.kernel, parts), resident=resident).parameters()
+    many_rows = RowReductions(**room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches)
     return [many_rows, *_phases(finishing(one_pass, parts), target)]
 
 
@@ -483,6 +507,9 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     kernel = with_axes(kernel, kernel.rows, _last(kernel.cols, last))
     cols = hint(kernel.col_count)
     width = _width(kernel, kernel.cols[-1:], part.bounds)
+    padded = 1 if part.bounds else padded_width(kernel, last)
+    is_padded = width < padded
+    width = max(width, padded)
     while width > 1 and cols < width * warp:
         width //= 2
     team = 1
@@ -504,7 +531,7 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
         while team > _ROW_THREADS and -(-cols // (team // 2 * width)) * width * max(1, live) <= _ROW_VALUES:
             team //= 2
     threads = team if team > warp else 4 * warp
-    rows = Rows(kernel, part.bounds, False, threads, team, width, False, warp)
+    rows = Rows(kernel, part.bounds, False, threads, team, width, False, warp, padded=is_padded)
     return (None if folds else _streamed(rows)) or _unrolled(rows)
 
 
@@ -559,7 +586,24 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     warps = 1
     while warps < _MOST_WARPS and warps * (warp // lanes) * 4 < hint(kernel.col_count):
         warps *= 2
-    return _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
+    grid = _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
+    if grid.unrolled or lanes < warp:
+        return grid
+    most = _REGISTER_FILE // _LOOP_THREADS
+    while grid.width > _LEAST_LOOP_WIDTH and _loop_registers(kernel, grid.width) > most:
+        grid = replace(grid, width=grid.width // 2)
+    return replace(grid, resident=_LOOP_THREADS // grid.threads if _loop_registers(kernel, grid.width) <= most else 0)
+
+
+def _loop_registers(kernel: Kernel, width: int) -> int:
+    """How many registers a thread uses that goes through the cols of so many rows side by side: two for each sum, one
+    for what all cols have in common, and what it reads at once."""
+    cols = {axis.name for axis in kernel.cols}
+    most = 0
+    for body in (stage.body for stage in kernel.stages if stage.loop):
+        common = {(i.buffer, i.index) for i in body if isinstance(i, Load) and not i.index.axes & cols}
+        most = max(most, len(common) + 2 * sum(isinstance(i, Reduce) for i in body))
+    return width * most + _LOOP_WORDS + _WORKING_REGISTERS
 
 
 def _narrower(rows: Rows) -> Rows:
@@ -625,7 +669,8 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 SCHEDULES = tuple(
     Row(name, takes, "grids", run, why)
     for name, takes, run, why in (
-        ("few queries", "kernel", _few_queries, "first: no other schedule has attention"),
+        ("few queries", "kernel", _few_queries, "first: few queries leave most of a tile empty"),
+        ("score tiles", "kernel", _score_tiles, "attention of many queries"),
         ("few rows", "kernel", _few_rows, "before tiles: whoever reads weights once waits for nothing but them"),
         ("product tiles", "kernel", _product_tiles, "before the rest, which have no contractions"),
         ("scatters apart", "kernel", _scatters_apart, "before the rest, which is scheduled without them"),
@@ -634,6 +679,7 @@ SCHEDULES = tuple(
         ("staged", "kernel", _staged, "else of operands in memory, which any kernel can leave there"),
         ("nothing", "kernel", _nothing, "reductions over no rows have results, all others have none"),
         ("points", "kernel", _pointwise, "before what shares rows between threads"),
+        ("copies apart", "kernel", _copies_apart, "before rows: what reads padded rows takes whole vectors of them"),
         ("scans apart", "kernel", _scans_apart, "so that a kernel has one scanned axis, its cols"),
         ("scans", "rows", _scans, "before clusters and parts of rows, which reduce in any order"),
         ("clusters", "rows", _clusters, "before parts of rows: one grid, and rows are read once"),

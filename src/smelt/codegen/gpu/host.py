@@ -191,6 +191,12 @@ class _Warp:
                 self.values[out.name] = self._of_block(self.value(pointer), b.sub(self.value(rank), self.rank))
             case loops.Mma():
                 self._mma(node)
+            case loops.LoadMatrix():
+                self._load_matrix(node)
+            case loops.CopyAsync():
+                self._copy(node)
+            case loops.CopyCommit() | loops.CopyWait():
+                pass  # copies are done where they begin
             case For():
                 self._for(node)
             case Repeat():
@@ -238,6 +244,34 @@ class _Warp:
             cols = [b.permute(other[later][half], each) for each in from_cols]
             sums = [b.fma(rows[at // 2], cols[at % 2], total) for at, total in enumerate(sums)]
         self._bind(node.results, sums)
+
+    def _load_matrix(self, node: loops.LoadMatrix) -> None:
+        b, lanes = self.b, range(self.source.warp)
+        assert len(lanes) == MMA_WARP and self.lane is None
+        (rows,) = self.vectors((node.pointer,))
+        for number, result in enumerate(node.results):
+            if not node.transposed:
+                own = b.permute(rows, [8 * number + lane // 4 for lane in lanes])
+                at = b.element(own, "i32", b.iota("i32", [lane % 4 for lane in lanes]))
+                self.values[result.name] = b.load(at, "i32", len(lanes), align=4)
+                continue
+            halves = []
+            for more in range(2):
+                own = b.permute(rows, [8 * number + lane % 4 * 2 + more for lane in lanes])
+                at = b.element(own, "i16", b.iota("i32", [lane // 4 for lane in lanes]))
+                halves.append(b.convert("zext", b.load(at, "i16", len(lanes), align=2), "i32"))
+            self.values[result.name] = b.or_(halves[0], b.shl(halves[1], 16))
+
+    def _copy(self, node: loops.CopyAsync) -> None:
+        b = self.b
+        to, source = self.vectors((node.to, node.source))
+        here = self.mask and b.splat(self.mask, to.lanes)
+        for word in range(4):
+            further = b.const("i64", word, to.lanes)
+            value = b.load(b.element(source, "i32", further), "i32", to.lanes, align=4)
+            if node.mask is not None:
+                value = b.select(b.splat(self.value(node.mask), to.lanes), value, 0)
+            b.body.append(loops.Store(value, b.element(to, "i32", further), 4, mask=here))
 
     def _halves(self, word: Value, kind: str) -> tuple[Value, Value]:
         """The two narrow floats of each word, as f32."""

@@ -1,4 +1,4 @@
-"""Launches many pointwise kernels with the same body as one grid, such as an optimizer's update of all parameters.
+"""Launches many kernels with the same body as one grid, such as an optimizer's update of all parameters.
 
     k0: cols(j:256) …, k1: cols(j:65536) …     →   blocks 0 to 0 are k0's, 1 to 64 are k1's; buffers k0's, then k1's
 
@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import Points
+from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt, has_wide_floats
@@ -92,32 +93,34 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
 
 
 def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode | None:
-    """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
-    where they do not, or are no pointwise kernels along a line."""
+    """One grid for kernels whose buffers come one kernel's after the other's: pointwise ones along a line that differ
+    in their length alone, or equal ones that reduce short rows. None for others."""
     shared = _body(kernels)
     if shared is None:
         return None
     body, values, shape_env = shared
     grids = plan(body, target)
-    if len(grids.phases) != 1 or grids.workspace or not isinstance(grids.phases[0], Points):
+    if len(grids.phases) != 1 or grids.workspace:
         return None
-    (points,) = grids.phases
+    (grid,) = grids.phases
+    if not isinstance(grid, Points) and (not isinstance(grid, Rows) or grid.cluster > 1 or body is not kernels[0]):
+        return None
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None
-    blocks = [as_integer(expression_of(points.blocks).evaluate(_always(value))) for value in values]
+    blocks = [as_integer(expression_of(grid.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
     names = [buffer.name for buffer in body.parameters]
     b = Simt(
-        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=points.threads, block=_OWN, parameters=names,
+        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=grid.threads, block=_OWN, parameters=names,
         aligned=aligned,
     )  # fmt: skip
     b.has_wide_floats = has_wide_floats(body)
-    points.write(b)
+    grid.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
-    grid = GridPhase(symbol, sum(blocks), points.threads, b.shared_size, b.has_barrier)
+    phase = GridPhase(symbol, sum(blocks), grid.threads, b.shared_size, b.has_barrier)
     function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)]))
-    return EntryCode((function,), tuple(b.helpers.values()), 0, phases=(grid,))
+    return EntryCode((function,), tuple(b.helpers.values()), 0, phases=(phase,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

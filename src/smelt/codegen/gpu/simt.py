@@ -31,8 +31,12 @@ from smelt.ir.loops import (
     Atomic,
     Barrier,
     CompareExchange,
+    CopyAsync,
+    CopyCommit,
+    CopyWait,
     Function,
     Id,
+    LoadMatrix,
     Mma,
     Number,
     Remote,
@@ -229,6 +233,15 @@ class Simt(Builder):
             elements += [self.extract(vector, lane) for lane in range(piece)]
         return elements
 
+    def as_bfloats(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """The bits of an even number of float32s rounded to bfloat16, two by one instruction. Where
+        `Target.has_bfloat`."""
+        rounded: list[Value] = []
+        for pair in zip(values[::2], values[1::2], strict=True):
+            word = self.reinterpret(self.convert("fptrunc", self.gathered(list(pair)), "bf16"), "i32")
+            rounded += (self.convert("trunc", each, "i16") for each in (word, self.lshr(word, 16)))
+        return tuple(rounded)
+
     def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
         """Elements side by side, from `at` on."""
         kind, size = values[0].kind, element_bytes(values[0].kind)
@@ -387,6 +400,22 @@ class Simt(Builder):
         results = [self.fresh("f32") for _ in sums]
         self.body.append(Mma(tuple(results), kind, tuple(a), tuple(b), tuple(sums)))
         return results
+
+    def load_matrices(self, pointer: Value, *, transposed: bool = False) -> list[Value]:
+        """Four words of shared memory, as `ir.loops.LoadMatrix` says who has what of them."""
+        results = [self.fresh("i32") for _ in range(4)]
+        self.body.append(LoadMatrix(tuple(results), pointer, transposed))
+        return results
+
+    def copy_async(self, to: Value, source: Value, mask: Mask = None) -> None:
+        """Begin to copy 16 bytes to shared memory. `source` is an address that may be read, whatever the mask says."""
+        self.body.append(CopyAsync(to, source, mask))
+
+    def copy_commit(self) -> None:
+        self.body.append(CopyCommit())
+
+    def copy_wait(self, pending: int = 0) -> None:
+        self.body.append(CopyWait(pending))
 
     def _whole(self, value: Value) -> Value:
         return self.bits(value) if value.kind.startswith("f") else value

@@ -2,6 +2,7 @@
 
     x: bf16[4096*i + j], y: f32[4096*i + j]     →  8 along j: one access of x, two of y
     x: f32[33*i + j]                            →  1: every other row begins between two multiples of four
+    x: f32[36*i + j], 33 cols, a sum of them    →  4: what is read behind them is left out
 
 For dynamic shapes, a size counts as a multiple if it is one in the example and the axes are long; a guard checks it.
 """
@@ -9,9 +10,9 @@ For dynamic shapes, a size counts as a multiple if it is one in the example and 
 import math
 from collections.abc import Sequence
 
-from smelt.ir.kernel import Access, Axis, Gather, Index, Kernel
+from smelt.ir.kernel import Access, Accumulate, Axis, Gather, Index, Kernel, Load, Role, Scan, Scatter
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import hint, known_equal
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 _BYTES = 16  # of one access
 _MOST = 8
@@ -38,6 +39,37 @@ def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> 
         if reached > score:
             best, score = width, reached
     return best if _relied_on(moved, axis, extents, best) else 1
+
+
+def padded_width(kernel: Kernel, axis: Axis | None) -> int:
+    """Along the only col of rows whose length is no multiple of it: what is read behind their ends is padding.
+
+        rows(i:8192) cols(j:50257), x: bf16[50264*i + j]     →  8: the last vector of a row has one point
+
+    1 unless rows are reduced and nothing else, from inputs that are padded so.
+    """
+    if axis is None or kernel.cols != (axis,) or is_symsize(axis.size) or axis.size < _WORTH_RELYING:
+        return 1
+    if any(isinstance(i, Gather | Scan | Scatter | Accumulate) for i in kernel.instructions()):
+        return 1
+    width = vector_width(kernel, axis, ())
+    accesses = [i for i in kernel.instructions() if isinstance(i, Access) and axis.name in i.index.axes]
+    return width if all(_is_padded(kernel, axis, i, width) for i in accesses) else 1
+
+
+def _is_padded(kernel: Kernel, axis: Axis, access: Access, width: int) -> bool:
+    """Whether whole vectors can be read where rows end."""
+    buffer, index = kernel.buffer(access.buffer), access.index
+    if not isinstance(access, Load) or buffer.role is not Role.INPUT or not known_equal(index.stride(axis.name), 1):
+        return False
+    last: Size = index.offset - (-axis.size // width) * width
+    for row in kernel.rows:
+        last = last + index.stride(row.name) * (row.size - 1)
+    strides = [stride for name, stride in index.terms if name != axis.name]
+    sizes = (index.offset, *strides, last, buffer.size)
+    if any(is_symsize(size) or size < 0 for size in sizes):
+        return False
+    return last <= buffer.size and not any(size % width for size in (index.offset, *strides))
 
 
 def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:

@@ -101,6 +101,7 @@ class _Printer:
         self.declared: set[str] = set()
         self.block = "entry"
         self._labels = 0
+        self._copies = 0
         self._intrinsics: dict[tuple[str, str, int], str] = {}
 
     def body(self, nodes: Sequence[Node]) -> None:
@@ -311,6 +312,29 @@ class _Printer:
         for place, result in enumerate(node.results):
             self.lines.append(f"  {result.name} = extractvalue {sums} {stem}.all, {place}")
 
+    def load_matrix(self, node: loops.LoadMatrix) -> None:
+        stem, words = node.results[0].name, "{ i32, i32, i32, i32 }"
+        name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' if node.transposed else ''}.b16.p3"
+        self._call(f"{stem}.all = ", words, name, "ptr addrspace(3)", typed(node.pointer))
+        for place, result in enumerate(node.results):
+            self.lines.append(f"  {result.name} = extractvalue {words} {stem}.all, {place}")
+
+    def copy_async(self, node: loops.CopyAsync) -> None:
+        name, values, types = "llvm.nvvm.cp.async.cg.shared.global.16", [node.to, node.source], ""
+        args = ", ".join(map(typed, values))
+        if node.mask is not None:
+            self._copies += 1
+            size = f"%copy{self._copies}.size"
+            self.lines.append(f"  {size} = select i1 {name_of(node.mask)}, i32 16, i32 0")
+            name, types, args = f"{name}.s", ", i32", f"{args}, i32 {size}"
+        self._call("", "void", name, _types_of(values) + types, args)
+
+    def copy_commit(self, node: loops.CopyCommit) -> None:
+        self._call("", "void", "llvm.nvvm.cp.async.commit.group", "", "")
+
+    def copy_wait(self, node: loops.CopyWait) -> None:
+        self._call("", "void", "llvm.nvvm.cp.async.wait.group", "i32", f"i32 {node.pending}")
+
     # Control flow.
 
     def for_(self, node: For) -> None:
@@ -393,7 +417,8 @@ _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
     loops.Fence: _Printer.fence, loops.Atomic: _Printer.atomic, loops.CompareExchange: _Printer.compare_exchange,
     loops.Call: _Printer.call, loops.Id: _Printer.id, loops.Shuffle: _Printer.shuffle,
     loops.Barrier: _Printer.barrier, loops.Remote: _Printer.remote,
-    loops.Mma: _Printer.mma, loops.Return: _Printer.return_,
+    loops.Mma: _Printer.mma, loops.LoadMatrix: _Printer.load_matrix, loops.CopyAsync: _Printer.copy_async,
+    loops.CopyCommit: _Printer.copy_commit, loops.CopyWait: _Printer.copy_wait, loops.Return: _Printer.return_,
     For: _Printer.for_, If: _Printer.if_, Repeat: _Printer.repeat,
 }  # fmt: skip
 

@@ -37,6 +37,9 @@ typedef struct {
     int hooked;
 } Walk;
 
+#define LEAF_SEQUENCE (~(Word)0) /* of the nodes of leaves, which run as soon as they can */
+enum { RECORD_WORDS = 14 }; /* of what autograd knows of a tensor: it is longer */
+
 static PyObject *name_next;
 
 static Word
@@ -111,7 +114,7 @@ grow(Walk *walk)
     return 0;
 }
 
-/* The number of a node, which is noted if it is new; -1 with an exception. */
+/* The number of a node, which is noted if it is new, with its object if the walk has those; -1 with an exception. */
 static Py_ssize_t
 number_of(Walk *walk, const char *address, PyObject *wrapper)
 {
@@ -120,7 +123,7 @@ number_of(Walk *walk, const char *address, PyObject *wrapper)
     }
     size_t slot = slot_of(walk, address);
     if (walk->table[slot] < 0) {
-        if (PyList_Append(walk->wrappers, wrapper) < 0) {
+        if (walk->wrappers && PyList_Append(walk->wrappers, wrapper) < 0) {
             return -1;
         }
         walk->table[slot] = walk->count;
@@ -179,8 +182,8 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
     if (count == 0) {
         return 0;
     }
-    PyObject *functions = PyObject_GetAttr(wrapper, name_next);
-    if (functions == NULL || !PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != count) {
+    PyObject *functions = wrapper ? PyObject_GetAttr(wrapper, name_next) : NULL;
+    if (wrapper && (functions == NULL || !PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != count)) {
         if (functions != NULL) {
             PyErr_SetString(PyExc_RuntimeError, "a node's edges are not where they were found to be");
             Py_DECREF(functions);
@@ -194,19 +197,20 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
         memcpy(&input, edge + layout.edge_input, sizeof input);
         Word text = 0;
         if (next != NULL) {
-            Py_ssize_t number = number_of(walk, next, PyTuple_GET_ITEM(PyTuple_GET_ITEM(functions, i), 0));
+            PyObject *object = functions ? PyTuple_GET_ITEM(PyTuple_GET_ITEM(functions, i), 0) : NULL;
+            Py_ssize_t number = number_of(walk, next, object);
             if (number < 0) {
-                Py_DECREF(functions);
+                Py_XDECREF(functions);
                 return -1;
             }
             text = (Word)(number + 1) << 32 | input;
         }
         if (put(walk, text) < 0) {
-            Py_DECREF(functions);
+            Py_XDECREF(functions);
             return -1;
         }
     }
-    Py_DECREF(functions);
+    Py_XDECREF(functions);
     return 0;
 }
 
@@ -561,6 +565,61 @@ read_graph(PyObject *Py_UNUSED(module), PyObject *args)
     Py_XDECREF(reading.tensors);
     Py_XDECREF(reading.special);
     return result;
+}
+
+/* A node, and when it was made: false where it was made too early, has hooks or cannot be read. */
+static bool
+put_outline(Walk *walk, const char *node, Word first)
+{
+    const Word made = word_at(node, layout.sequence);
+    if (made != LEAF_SEQUENCE && made < first) {
+        return false;
+    }
+    return put(walk, made == LEAF_SEQUENCE ? made : made - first) == 0 && put_node(walk, node, NULL) == 0
+           && walk->refused == NULL && !walk->hooked;
+}
+
+PyObject *
+outline_graph(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *root, *result = NULL;
+    unsigned long long first;
+    if (!PyArg_ParseTuple(args, "OK:outline_graph", &root, &first)) {
+        return NULL;
+    }
+    if (layout.python_base == NULL) {
+        Py_RETURN_NONE;
+    }
+    Walk walk = {.wrappers = NULL};
+    bool is_read = number_of(&walk, wrapped_node(root), NULL) == 0;
+    for (Py_ssize_t i = 0; is_read && i < walk.count; i++) {
+        is_read = put_outline(&walk, walk.addresses[i], first);
+    }
+    if (is_read) {
+        result = Py_BuildValue("(y#y#)", (char *)walk.text, walk.length * 8, (char *)walk.addresses, walk.count * 8);
+    }
+    drop_walk(&walk);
+    return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
+}
+
+Py_ssize_t
+accumulator_place(PyObject *leaf, uint64_t address)
+{
+    const char *record = record_of(leaf);
+    for (Py_ssize_t place = 0; record && place < RECORD_WORDS * 8; place += 8) {
+        if (word_at(record, place) == address) {
+            return place;
+        }
+    }
+    return -1;
+}
+
+bool
+leaf_is_plain(PyObject *leaf, Py_ssize_t place, uint64_t address)
+{
+    const char *record = layout.python_base ? record_of(leaf) : NULL;
+    return record && word_at(record, place) == address && vector_bytes(record, layout.leaf_pre) == 0
+           && word_at(record, layout.leaf_post) == 0;
 }
 
 int

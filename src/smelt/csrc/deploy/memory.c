@@ -85,6 +85,26 @@ smelt_leave(const smelt_session *session, CudaContext before)
     }
 }
 
+smelt_status
+smelt_begin_call(smelt_session *session, CudaContext *before, smelt_error *error)
+{
+    if (atomic_flag_test_and_set(&session->busy)) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
+    }
+    const smelt_status status = smelt_enter(session, before, error);
+    if (status) {
+        atomic_flag_clear(&session->busy);
+    }
+    return status;
+}
+
+void
+smelt_end_call(smelt_session *session, CudaContext before)
+{
+    smelt_leave(session, before);
+    atomic_flag_clear(&session->busy);
+}
+
 /* --- grids --------------------------------------------------------------------------------------------------- */
 
 /* Buffers, with numbers by value, the workspace and sizes; where the sizes are. */

@@ -13,6 +13,10 @@ smelt_allocator smelt_gpu_allocator(CudaDriver *driver);
 smelt_status smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error);
 void smelt_leave(const smelt_session *session, CudaContext before);
 
+/* The same for a call, which nobody may make while another is under way; back by smelt_end_call. */
+smelt_status smelt_begin_call(smelt_session *session, CudaContext *before, smelt_error *error);
+void smelt_end_call(smelt_session *session, CudaContext before);
+
 /* The grids of a kernel, one after the other. */
 smelt_status smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
                                 smelt_error *error);

@@ -58,10 +58,8 @@ smelt_dtype_size(smelt_dtype dtype)
 const char *
 smelt_dtype_name(smelt_dtype dtype)
 {
-    static const char *const names[] = {
-        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
-        "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
-    };
+#define DTYPE_NAME(dtype, size) #dtype,
+    static const char *const names[] = {TABLE_DTYPES(DTYPE_NAME)};
     return table_item_size(dtype) ? names[dtype] : "none";
 }
 

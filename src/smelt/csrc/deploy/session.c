@@ -499,12 +499,13 @@ smelt_session_choose(smelt_session *session, size_t entry, smelt_error *error)
     if (session == NULL || entry >= session->model->entry_count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no entry point %zu", entry);
     }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
+    CudaContext before;
+    const smelt_status status = smelt_begin_call(session, &before, error);
+    if (!status) {
+        session->chosen = &session->runs[entry];
+        smelt_end_call(session, before);
     }
-    session->chosen = &session->runs[entry];
-    atomic_flag_clear(&session->busy);
-    return SMELT_OK;
+    return status;
 }
 
 smelt_status
@@ -513,19 +514,15 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
     if (session == NULL) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no session to run");
     }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
-    }
-    EntryRun *at = session->chosen;
-    at->returned = false;
-    CudaContext context;
-    smelt_status status = smelt_enter(session, &context, error);
+    CudaContext before;
+    smelt_status status = smelt_begin_call(session, &before, error);
     if (!status) {
+        EntryRun *at = session->chosen;
+        at->returned = false;
         status = run_inside(at, inputs, count, error);
-        smelt_leave(session, context);
+        at->returned = !status;
+        smelt_end_call(session, before);
     }
-    at->returned = !status;
-    atomic_flag_clear(&session->busy);
     return status;
 }
 

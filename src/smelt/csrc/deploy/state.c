@@ -5,19 +5,6 @@
 
 #include <string.h>
 
-/* A state register of the session, held for this call: smelt_fail, or SMELT_OK with the session busy. */
-static smelt_status
-begin(smelt_session *session, size_t number, smelt_error *error)
-{
-    if (session == NULL || number >= session->model->entries->states.count) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no state %zu", number);
-    }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
-    }
-    return SMELT_OK;
-}
-
 /* Strides of a register, in elements. */
 static void
 strides_of(const Table *table, const RegisterRecord *record, const int64_t *sizes, int64_t *strides)
@@ -70,13 +57,7 @@ look_at(smelt_session *session, const Piece *piece, char **data, smelt_error *er
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
     }
     *data = session->runs->run.fetched.memory;
-    CudaContext before;
-    smelt_status status = smelt_enter(session, &before, error);
-    if (!status) {
-        status = run_fetch(&session->runs->run, *data, piece->own->data, piece->own->bytes, error);
-        smelt_leave(session, before);
-    }
-    return status;
+    return run_fetch(&session->runs->run, *data, piece->own->data, piece->own->bytes, error);
 }
 
 static smelt_status
@@ -95,20 +76,14 @@ static smelt_status
 write_piece(smelt_session *session, const Piece *piece, const void *from, smelt_error *error)
 {
     char *data;
-    CudaContext before;
     smelt_status status = look_at(session, piece, &data, error);
     if (status) {
         return status;
     }
     smelt_copy_strided(data, piece->strides, from, piece->theirs, piece->own->sizes, piece->rank, piece->item);
-    if (!session->model->on_cuda) {
-        return SMELT_OK;
-    }
-    status = smelt_enter(session, &before, error);
-    if (!status) {
+    if (session->model->on_cuda) {
         status = run_copy(&session->runs->run, TO_REGISTERS, piece->own->data, data, piece->own->bytes, error);
         status = status ? status : run_settle(&session->runs->run, error);
-        smelt_leave(session, before);
     }
     return status;
 }
@@ -118,23 +93,20 @@ static smelt_status
 copy_all(smelt_session *session, void *to, const void *from, smelt_error *error)
 {
     const int64_t bytes = session->model->file.state->bytes;
-    CudaContext before;
-    smelt_status status = smelt_enter(session, &before, error);
-    if (status) {
-        return status;
-    }
-    status = to ? run_fetch(&session->runs->run, to, session->state, bytes, error)
-                : run_copy(&session->runs->run, TO_REGISTERS, session->state, from, bytes, error);
-    status = status ? status : run_settle(&session->runs->run, error);
-    smelt_leave(session, before);
-    return status;
+    const smelt_status status = to ? run_fetch(&session->runs->run, to, session->state, bytes, error)
+                                   : run_copy(&session->runs->run, TO_REGISTERS, session->state, from, bytes, error);
+    return status ? status : run_settle(&session->runs->run, error);
 }
 
 /* Contiguous elements from or to a register. */
 static smelt_status
 copy_state(smelt_session *session, size_t number, void *to, const void *from, size_t bytes, smelt_error *error)
 {
-    smelt_status status = begin(session, number, error);
+    if (session == NULL || number >= session->model->entries->states.count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no state %zu", number);
+    }
+    CudaContext before;
+    smelt_status status = smelt_begin_call(session, &before, error);
     if (status) {
         return status;
     }
@@ -158,7 +130,7 @@ copy_state(smelt_session *session, size_t number, void *to, const void *from, si
         const Piece piece = {own, strides, plain, record->rank, item};
         status = from ? write_piece(session, &piece, from, error) : read_piece(session, &piece, to, error);
     }
-    atomic_flag_clear(&session->busy);
+    smelt_end_call(session, before);
     return status;
 }
 
@@ -176,25 +148,21 @@ smelt_state_write(smelt_session *session, size_t number, const void *data, size_
 
 /* For calls that are about all of the state. */
 static smelt_status
-begin_all(smelt_session *session, const char *path, smelt_error *error)
+begin_all(smelt_session *session, const char *path, CudaContext *before, smelt_error *error)
 {
-    if (session == NULL || path == NULL) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no session, or no path");
-    }
-    if (atomic_flag_test_and_set(&session->busy)) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
-    }
-    return SMELT_OK;
+    return session && path ? smelt_begin_call(session, before, error)
+                           : smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no session, or no path");
 }
 
 smelt_status
 smelt_session_reset(smelt_session *session, smelt_error *error)
 {
-    smelt_status status = begin_all(session, "", error);
+    CudaContext before;
+    smelt_status status = begin_all(session, "", &before, error);
     if (!status) {
         const File *file = &session->model->file;
         status = copy_all(session, NULL, file_bytes(file, file->state), error);
-        atomic_flag_clear(&session->busy);
+        smelt_end_call(session, before);
     }
     return status;
 }
@@ -202,7 +170,8 @@ smelt_session_reset(smelt_session *session, smelt_error *error)
 smelt_status
 smelt_session_save(smelt_session *session, const char *path, smelt_error *error)
 {
-    smelt_status status = begin_all(session, path, error);
+    CudaContext before;
+    smelt_status status = begin_all(session, path, &before, error);
     if (status) {
         return status;
     }
@@ -215,7 +184,7 @@ smelt_session_save(smelt_session *session, const char *path, smelt_error *error)
         state = file->state->bytes ? session->runs->run.fetched.memory : session->nothing;
     }
     status = status ? status : smelt_file_save(file, path, state, error);
-    atomic_flag_clear(&session->busy);
+    smelt_end_call(session, before);
     return status;
 }
 
@@ -267,7 +236,8 @@ load_state(smelt_session *session, const smelt_model *from, smelt_error *error)
 smelt_status
 smelt_session_load(smelt_session *session, const char *path, smelt_error *error)
 {
-    smelt_status status = begin_all(session, path, error);
+    CudaContext before;
+    smelt_status status = begin_all(session, path, &before, error);
     if (status) {
         return status;
     }
@@ -278,6 +248,6 @@ smelt_session_load(smelt_session *session, const char *path, smelt_error *error)
         status = load_state(session, from, error);
         smelt_model_close(from);
     }
-    atomic_flag_clear(&session->busy);
+    smelt_end_call(session, before);
     return status;
 }

@@ -24,7 +24,7 @@
 #include <time.h>
 
 enum { RAISED = -2, NO_ANSWER = 0x5E77 };
-enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16 };
+enum { MOST_FAILURES = 3, RESTLESS = 12, ALIGNED = 16, FEW_LAUNCHES = 8 };
 enum { MAX_PROCESS_GRAPHS = 128 }; /* a graph of 1,000 nodes takes about a MiB of the GPU's memory */
 
 static Replay every = {.next = &every, .previous = &every};
@@ -122,7 +122,10 @@ free_cuda_graphs(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
         if (pthread_mutex_trylock(&replay->lock)) {
             continue; /* in use */
         }
-        replay->failures += replay->graph_count > 0; /* recorded again at most so many times */
+        if (replay->graph_count > 0) { /* a graph that did not pay is recorded again at most so many times */
+            replay->failures = replay->launched - replay->launched_before < FEW_LAUNCHES ? replay->failures + 1 : 0;
+            replay->launched_before = replay->launched;
+        }
         while (replay->graph_count && count < MAX_PROCESS_GRAPHS) { /* threads at once may record a few more */
             memories[count++] = forget(replay, replay->graph_count - 1);
         }
@@ -146,9 +149,9 @@ replay_told(const Runner *program)
         nodes += smelt_graph_node_count(replay->graphs[i].graph);
         patched += smelt_graph_patch_count(replay->graphs[i].graph);
     }
-    return Py_BuildValue("{sLsLsisLsLsLszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
+    return Py_BuildValue("{sLsLsisLsLsNszsO}", "calls", (long long)replay->calls, "launched", (long long)replay->launched,
                          "graphs", replay->graph_count, "nodes", (long long)nodes, "patched", (long long)patched,
-                         "host_nanoseconds", (long long)replay->host_nanoseconds, "why_not", replay->why_not, "copies",
+                         "host_nanoseconds", tuple_of(replay->host_nanoseconds, HOST_PHASES), "why_not", replay->why_not, "copies",
                          replay->copies ? Py_True : Py_False);
 }
 
@@ -529,11 +532,13 @@ try_graph(Replay *replay, Run *run)
         replay->why_not = "the GPU does not wait for the host";
         return 0;
     }
-    const int64_t begin = nanoseconds();
+    int64_t times[HOST_PHASES + 1] = {nanoseconds()};
     if (ask_host(run) < 0) {
         return -1;
     }
-    if (allocate_results(replay, run) < 0 || find_addresses(replay, run) < 0) { /* steps may need less memory at once */
+    const int allocated = allocate_results(replay, run);
+    times[1] = nanoseconds();
+    if (allocated < 0 || find_addresses(replay, run) < 0) { /* steps may need less memory at once */
         PyErr_Clear();
         drop_rest(replay, run);
         release_gil(run);
@@ -545,8 +550,12 @@ try_graph(Replay *replay, Run *run)
         return -1;
     }
     release_gil(run); /* a launch may wait until earlier ones are done, and they for other threads */
+    times[2] = nanoseconds();
     if (number >= 0 && launch_graph(replay, run, number, stream)) {
-        replay->host_nanoseconds += nanoseconds() - begin;
+        times[3] = nanoseconds();
+        for (int i = 0; i < HOST_PHASES; i++) {
+            replay->host_nanoseconds[i] += times[i + 1] - times[i];
+        }
         return 1;
     }
     for (int64_t i = 0; i < replay->result_count; i++) {

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 
 enum { CUDA_KIND = 1 }; /* the number of such devices in PyTorch's C interface */
-enum { MOST_GRAPHS = 8, MOST_SEEN = 8 };
+enum { MOST_GRAPHS = 8, MOST_SEEN = 8, HOST_PHASES = 3 };
 
 /* Memory that a call returns. */
 typedef struct {
@@ -49,7 +49,8 @@ struct Replay {
     bool copies;
     bool is_forced;       /* graphs are recorded whether they pay or not */
     atomic_bool is_slow;  /* the GPU waited for the host when steps were launched one by one */
-    int64_t calls, launched, host_nanoseconds;
+    int64_t calls, launched, launched_before; /* `launched` when graphs were freed last */
+    int64_t host_nanoseconds[HOST_PHASES]; /* of launched calls: allocating results, finding the graph, launching it */
     const CudaDriver *driver; /* once one was asked for */
     PyObject *questions;      /* for the settings of PyTorch that recorded calls keep */
     const char *why_not; /* the last call was done step by step */

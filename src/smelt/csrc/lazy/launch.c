@@ -97,8 +97,7 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 /* --- what must be as it was ------------------------------------------------------------------- */
 
-/* Whether two numbers are of one type and one value; -0.0 is not 0.0. False too where that is not clear. */
-static bool
+bool
 is_same_number(PyObject *one, PyObject *other)
 {
     if (one == other) {

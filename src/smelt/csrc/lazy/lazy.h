@@ -47,6 +47,10 @@ typedef struct Recording {
     int64_t serial, count, bytes;
     LazyMemory **living; /* by value: memories that are new in this recording, borrowed; NULL where one died */
     int64_t length;
+    unsigned long thread; /* that began it */
+    uint64_t first_node;  /* the number of the next node of autograd's graph when it began */
+    uint64_t trail;       /* between which recorded calls nodes were made, as a hash; */
+    bool is_trail_lost;   /* not known: other threads recorded too, or PyTorch does not say */
 } Recording;
 
 typedef enum { FRESH_RESULT, VIEW_RESULT, SAME_RESULT, NO_RESULT } ResultKind;
@@ -62,6 +66,7 @@ typedef struct {
 typedef struct Step {
     PyObject_HEAD
     PyObject *before, *operator, *args, *kwargs, *results, *form, *layout, *line, *programs, *launch, *constants, *after;
+    PyObject *backwards; /* NULL: None */
     int64_t first_value, values, numbers;
     PyObject *last_key; /* of the step that followed the last time, */
     struct Step *last;  /* and the step; NULL: none yet */
@@ -103,7 +108,7 @@ typedef struct {
 } LazyRecorder;
 
 extern PyTypeObject StridedLayoutType, LazyMemoryType, RecordingType, StepType, RecordedOperatorType, LazyRecorderType,
-    LazyKernelType, LazyLaunchType, RecordingLockType;
+    LazyKernelType, LazyLaunchType, LazyBackwardType, RecordingLockType;
 
 /* All return a new reference, or NULL with an exception, unless they say otherwise. */
 StridedLayout *strided_layout(PyObject *parts);
@@ -114,6 +119,9 @@ int lazy_memory_enter(LazyMemory *memory, int64_t serial, int64_t value);
 int lazy_memory_see(LazyMemory *memory, StridedLayout *layout, int64_t value);
 
 int recording_watch(Recording *recording, int64_t value, LazyMemory *memory);
+/* A call was recorded. */
+void recording_note(Recording *recording);
+PyObject *watch_nodes(PyObject *module, PyObject *args);
 
 /* The step that follows for a key; NULL without an exception: none does. Borrowed. */
 Step *step_after(Step *step, PyObject *const *key, Py_ssize_t count);
@@ -125,6 +133,13 @@ int64_t known_value(LazyRecorder *recorder, PyObject *tensor);
 /* The memory of a plain tensor with this dtype, borrowed, and where in it the tensor begins; NULL: Python looks. */
 LazyMemory *plain_memory(LazyRecorder *recorder, PyObject *tensor, PyObject *dtype, int64_t *offset);
 
+/* Whether two numbers are of one type and one value; -0.0 is not 0.0. False too where that is not clear. */
+bool is_same_number(PyObject *one, PyObject *other);
+
+/* A tensor over memory of its own, and one over the storage of another (NULL with or without an exception: not this way). */
+PyObject *new_tensor(LazyRecorder *recorder, LazyMemory *memory);
+PyObject *view_of(PyObject *tensor, const StridedLayout *layout, int64_t offset);
+
 /* What a recorded call returns. */
 PyObject *step_results(LazyRecorder *recorder, Step *step, PyObject *args, PyObject *kwargs);
 
@@ -135,5 +150,6 @@ int recording_lock_acquire(RecordingLock *lock);
 void recording_lock_release(RecordingLock *lock);
 
 int recorder_init(void);
+int lazy_backward_init(void);
 
 #endif

@@ -245,9 +245,25 @@ memory_find(LazyMemory *self, PyObject *parts)
     return Py_XNewRef(result);
 }
 
+static PyObject *
+memory_seen(LazyMemory *self, PyObject *Py_UNUSED(unused))
+{
+    PyObject *views = PyTuple_New(self->count);
+    for (int i = 0; views && i < self->count; i++) {
+        PyObject *pair = Py_BuildValue("(OL)", self->views[i].layout->parts, (long long)self->views[i].value);
+        if (pair == NULL) {
+            Py_CLEAR(views);
+            break;
+        }
+        PyTuple_SET_ITEM(views, i, pair);
+    }
+    return views;
+}
+
 static PyMethodDef memory_methods[] = {
     {"enter", (PyCFunction)memory_enter, METH_VARARGS, PyDoc_STR("Become a value of the recording with this serial.")},
     {"see", (PyCFunction)memory_see, METH_VARARGS, PyDoc_STR("A view with this layout has this value, unless one has.")},
+    {"seen", (PyCFunction)memory_seen, METH_NOARGS, PyDoc_STR("The layouts of its views, with their values.")},
     {"find", (PyCFunction)memory_find, METH_O, PyDoc_STR("The value of the view with this layout, or None.")},
     {NULL, NULL, 0, NULL},
 };

@@ -325,6 +325,7 @@ record_call(LazyRecorder *recorder, RecordedOperator *operator, PyObject *args, 
     }
     Py_SETREF(now->step, (PyObject *)step);
     now->count++;
+    recording_note(now);
     return step_results(recorder, step, args, kwargs);
 }
 

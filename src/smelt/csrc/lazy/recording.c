@@ -7,6 +7,47 @@
 
 /* --- recordings ------------------------------------------------------------------------------- */
 
+static uint64_t (*next_node)(void);  /* the number that this thread's next node of autograd's graph will have */
+static PyObject *saving_hooks;       /* returns the hooks that pack what nodes save, or None */
+
+PyObject *
+watch_nodes(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *address, *hooks;
+    if (!PyArg_ParseTuple(args, "O!O:watch_nodes", &PyLong_Type, &address, &hooks)) {
+        return NULL;
+    }
+    void *function = PyLong_AsVoidPtr(address);
+    if (function == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_XSETREF(saving_hooks, Py_NewRef(hooks));
+    memcpy(&next_node, &function, sizeof next_node);
+    Py_RETURN_NONE;
+}
+
+static bool
+packs_saved_tensors(void)
+{
+    PyObject *hooks = PyObject_CallOneArg(saving_hooks, Py_True);
+    if (hooks == NULL) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(hooks);
+    return hooks != Py_None;
+}
+
+void
+recording_note(Recording *self)
+{
+    if (self->is_trail_lost || PyThread_get_thread_ident() != self->thread || packs_saved_tensors()) {
+        self->is_trail_lost = true;
+        return;
+    }
+    self->trail = (self->trail ^ (next_node() - self->first_node)) * UINT64_C(0x9E3779B97F4A7C15);
+    self->trail ^= self->trail >> 29;
+}
+
 static PyObject *
 recording_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -23,6 +64,9 @@ recording_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->step = Py_NewRef(root);
     self->numbers = PyList_New(0);
     self->inputs = PyList_New(0);
+    self->thread = PyThread_get_thread_ident();
+    self->first_node = next_node ? next_node() : 0;
+    self->is_trail_lost = next_node == NULL;
     if (self->numbers == NULL || self->inputs == NULL) {
         Py_CLEAR(self);
     }
@@ -133,6 +177,9 @@ static PyMemberDef recording_members[] = {
     {"serial", T_LONGLONG, offsetof(Recording, serial), READONLY, NULL},
     {"count", T_LONGLONG, offsetof(Recording, count), 0, NULL},
     {"bytes", T_LONGLONG, offsetof(Recording, bytes), 0, NULL},
+    {"first_node", T_ULONGLONG, offsetof(Recording, first_node), READONLY, NULL},
+    {"trail", T_ULONGLONG, offsetof(Recording, trail), READONLY, NULL},
+    {"is_trail_lost", T_BOOL, offsetof(Recording, is_trail_lost), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -313,7 +360,7 @@ step_traverse(Step *self, visitproc visit, void *arg)
 {
     PyObject *held[] = {self->before, self->operator, self->args,     self->kwargs, self->results,  self->form,
                         self->layout, self->line,     self->programs, self->launch, self->constants,
-                        self->after,  self->last_key, (PyObject *)self->last};
+                        self->backwards, self->after,  self->last_key, (PyObject *)self->last};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(held); i++) {
         Py_VISIT(held[i]);
     }
@@ -335,6 +382,7 @@ step_clear(Step *self)
     Py_CLEAR(self->programs);
     Py_CLEAR(self->launch);
     Py_CLEAR(self->constants);
+    Py_CLEAR(self->backwards);
     Py_CLEAR(self->last_key);
     Py_CLEAR(self->last);
     Py_CLEAR(self->after);
@@ -361,6 +409,7 @@ static PyMemberDef step_members[] = {
     {"programs", T_OBJECT_EX, offsetof(Step, programs), 0, NULL},
     {"launch", T_OBJECT, offsetof(Step, launch), 0, NULL},
     {"constants", T_OBJECT, offsetof(Step, constants), 0, NULL},
+    {"backwards", T_OBJECT, offsetof(Step, backwards), 0, NULL},
     {"after", T_OBJECT_EX, offsetof(Step, after), READONLY, NULL},
     {"first_value", T_LONGLONG, offsetof(Step, first_value), READONLY, NULL},
     {"values", T_LONGLONG, offsetof(Step, values), 0, NULL},

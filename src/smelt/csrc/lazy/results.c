@@ -3,8 +3,7 @@
 
 #include "runner/aoti_library.h"
 
-/* A tensor over the storage of another; NULL with or without an exception: not this way. */
-static PyObject *
+PyObject *
 view_of(PyObject *tensor, const StridedLayout *layout, int64_t offset)
 {
     Handle base = library_handle(tensor), view;
@@ -17,7 +16,7 @@ view_of(PyObject *tensor, const StridedLayout *layout, int64_t offset)
 }
 
 /* dispatch/tensors.py says what such a tensor is, and makes it where memory cannot be read. */
-static PyObject *
+PyObject *
 new_tensor(LazyRecorder *recorder, LazyMemory *memory)
 {
     const StridedLayout *layout = memory->whole;

@@ -169,7 +169,8 @@ begin(Run *run, PyObject *const *inputs)
 static void
 share_consumed(Run *run)
 {
-    for (int64_t i = 0; i < run->table->programs->inputs; i++) {
+    const bool is_possible = run->program->consumed && library.rank && library.sizes && library.strides;
+    for (int64_t i = 0; is_possible && i < run->table->programs->inputs; i++) {
         Value *value = &run->values[i];
         int64_t rank, *sizes, *strides;
         Handle view;
@@ -199,11 +200,22 @@ leave_python(Run *run)
     if (!run->native || program->python_steps || !program->has_native_work) {
         return 0;
     }
-    if (program->consumed && library.rank && library.sizes && library.strides) {
+    if (program->replay == NULL) {
         share_consumed(run);
     }
     release_gil(run);
     return 0;
+}
+
+/* No CUDA graph was launched, for which the inputs stay as they are: the steps are next. */
+static void
+go_on_by_steps(Run *run)
+{
+    if (run->thread && run->program->consumed && run->program->replay) {
+        come_back(run);
+        share_consumed(run);
+        release_gil(run);
+    }
 }
 
 /* Lets the exception there is say at which step it was raised: who catches it wants to know what was done by then. */
@@ -252,12 +264,14 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
     status = status < 0 ? -1 : leave_python(run);
-    if (status == 0 && self->taken) {
-        status = run_steps_timed(run, self);
+    int replayed = 0;
+    if (status == 0 && self->taken == NULL && self->replay && run->native) {
+        replayed = replay_steps(run);
+        status = replayed < 0 ? -1 : 0;
     }
-    else if (status == 0) {
-        const int replayed = self->replay && run->native ? replay_steps(run) : 0;
-        status = replayed ? (replayed < 0 ? -1 : 0) : run_steps(run, run->probe.event ? replay_probe : NULL);
+    if (status == 0 && !replayed) {
+        go_on_by_steps(run);
+        status = self->taken ? run_steps_timed(run, self) : run_steps(run, run->probe.event ? replay_probe : NULL);
         if (run->probe.event) {
             replay_end_probe(run);
         }

@@ -2,6 +2,8 @@
 
     launch k1(g1, p1); launch k2(g2, p2); launch k3(g3, p3)   →   launch k1_and_2_more(g1, p1, g2, p2, g3, p3)
 
+Kernels that reduce short rows are launched together if they are equal.
+
 Launching takes the host as long as a small kernel takes the GPU. The pass goes through the steps in order. A launch
 that others may join waits until a step needs it or overwrites what it reads; a launch that depends on a waiting one
 waits with it, so that all step counts are computed together and then all updates. A waiting launch must not keep much
@@ -24,6 +26,7 @@ from smelt.symbolic.symsize import is_symsize
 
 _LARGE = 1 << 20  # bytes that a launch keeps in memory while it waits
 _MOST_HELD = 32 << 20  # bytes that all of a group keep there
+MAX_REDUCED = 8192  # points of a row that one block reduces, such as the gradient of a bias for its norm
 
 Kind = tuple[str, bool, bool]  # a kernel's text but for its length; whether it has one point; whether it holds much
 
@@ -171,13 +174,17 @@ class _Grouping:
 
 
 def family(kernel: Kernel) -> str | None:
-    """The text of a pointwise kernel without its name and length, along one axis."""
+    """The text without its name of a kernel along one axis: of a pointwise one without its length, too, and of one
+    that reduces a short row with it."""
     axis = length_axis(kernel)
-    if axis is None or kernel.rows or is_symsize(axis.size) or axis.size < 1 or not _is_pointwise(kernel.stages):
+    if axis is None or kernel.rows or is_symsize(axis.size) or axis.size < 1:
         return None
     if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
-    return format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
+    if _is_pointwise(kernel.stages):
+        return format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
+    is_short = axis.size <= MAX_REDUCED and not any(isinstance(i, Scan | Accumulate) for i in kernel.instructions())
+    return format_kernel(replace(kernel, name="kernel")) if is_short else None
 
 
 def _is_pointwise(stages: Sequence[Stage]) -> bool:

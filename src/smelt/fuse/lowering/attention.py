@@ -50,9 +50,10 @@ from smelt.symbolic.symsize import hint, same_sizes
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 GPU_FORWARD = (
     aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
+    EFFICIENT,
     aten._scaled_dot_product_cudnn_attention.default,
 )
 # The arguments of each, as kernels call them.

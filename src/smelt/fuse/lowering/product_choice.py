@@ -19,6 +19,7 @@ from torch import fx
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
 from smelt.device.product_costs import (
+    MANY_QUERIES,
     MatrixSizes,
     ProductCosts,
     gpu_library_costs,
@@ -27,7 +28,7 @@ from smelt.device.product_costs import (
     library_attention,
     library_costs,
 )
-from smelt.fuse.lowering.attention import BACKWARD, GPU_FORWARD, AttentionCall, RefOf, read_attention
+from smelt.fuse.lowering.attention import BACKWARD, EFFICIENT, GPU_FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
@@ -194,13 +195,16 @@ class ProductChoice:
         if not results or (node.target is not BACKWARD and results[0][0] != 0):
             return "is not asked for what it weighs"
         if node.target in GPU_FORWARD and (len(results) > 1 or self.wanted == "auto"):
-            reason = self._why_not_few_queries(node, results)
+            reason = self._why_not_on_gpu(node, results)
             if reason is not None:
                 return reason
         call = read_attention(node, ref_of, results)
         if isinstance(call, str):
             return call
         on_gpu = node.target in GPU_FORWARD
+        is_few = on_gpu and self.wanted == "auto" and call.sizes.queries <= FEW_QUERIES
+        if is_few and _sharing(call.kernel) > MOST_SHARING:
+            return "attends with many heads that share keys"
         library = None if self.wanted == "own" or on_gpu else self._library_attention(call, results[0][1])
         if isinstance(library, str):
             return library
@@ -208,7 +212,7 @@ class ProductChoice:
         if isinstance(cycles, str):
             return f"weighs, and there is no code for that: {cycles}"
         if on_gpu and self.wanted == "auto":
-            return call, f"attends {call.sizes}: each key is read once, in place"
+            return call, f"attends {call.sizes}: keys are read in place, and no scores are in memory"
         if library is None:
             return call, f"attends {call.sizes}, as the option `products` asks for"
         ours = LAUNCH + cycles
@@ -217,7 +221,7 @@ class ProductChoice:
             return f"{share} by a kernel, which saves too little"
         return call, share
 
-    def _why_not_few_queries(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
+    def _why_not_on_gpu(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
         """Why attention on a GPU is the library's, as far as its sizes tell."""
         if len(results) > 1:
             return "is asked for more than what it weighs, for gradients"
@@ -225,7 +229,8 @@ class ProductChoice:
         if not is_measured(self._gpu(spec.device)):
             return "attends, for which nothing was measured on such a GPU"
         if hint(spec.shape[2]) > FEW_QUERIES:
-            return "attends with many queries"
+            is_slow = node.target is EFFICIENT and spec.dtype.itemsize == 2 and hint(spec.shape[2]) >= MANY_QUERIES
+            return None if is_slow else "attends with many queries"
         key = node.args[1]
         assert isinstance(key, fx.Node)
         is_long = node.target is GPU_FORWARD[0] and hint(tensor_spec(key).shape[2]) >= MANY_KEYS
@@ -263,6 +268,12 @@ class ProductChoice:
         return cycles
 
 
+def _sharing(kernel: Kernel) -> int:
+    """Queries of all heads that share keys."""
+    sizes = {axis.name: hint(axis.size) for axis in kernel.rows}
+    return sizes["r"] * sizes["i"]
+
+
 def _conversion_cycles(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
     """What it takes to write elements that the library needs as floats, while a kernel reads them directly. Values
     shared by several calls count by their share."""
@@ -287,6 +298,7 @@ CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
 MANY_KEYS = 1024  # which flash attention goes through faster, measured on an H200: it has no masks
 FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them
+MOST_SHARING = 8  # queries and heads for which keys are read once
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 

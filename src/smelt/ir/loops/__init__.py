@@ -266,6 +266,39 @@ class Mma:
 
 
 @dataclass(slots=True, eq=False)
+class LoadMatrix:
+    """Four 8 × 8 matrices of 16-bit elements from shared memory: by a warp of 32. Lane 8·n + r has the address of row r
+    of matrix n, a multiple of 16 bytes. In lane 4·g + t the word of each matrix has the elements 2·t and 2·t + 1 of row
+    g; `transposed`: of column g."""
+
+    results: tuple[Value, ...]
+    pointer: Value
+    transposed: bool
+
+
+@dataclass(slots=True, eq=False)
+class CopyAsync:
+    """Begin to copy 16 bytes of global memory to shared memory, both at multiples of 16; where `mask` is false, zeros,
+    and nothing is read. The copy is done after a `CopyWait` of this thread."""
+
+    to: Value
+    source: Value
+    mask: Value | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CopyCommit:
+    """End a group of copies."""
+
+
+@dataclass(slots=True, eq=False)
+class CopyWait:
+    """Wait for all groups of copies of this thread but the last `pending` ones."""
+
+    pending: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class For:
     """Runs `body` for `index` from `first` up to `last`. `carried` are `starts`, then what the last run of the body
     yields. The results are `yields` of the last run. `may_skip`: the range may be empty; the results are then
@@ -316,7 +349,8 @@ class Return:
 
 Node = (
     Compute | Convert | Splat | Pack | Permute | Extract | Reduce | Address | Alloc | Load | Store | Prefetch
-    | Fence | Atomic | CompareExchange | Call | Id | Shuffle | Barrier | Remote | Mma | For | If | Repeat | Return
+    | Fence | Atomic | CompareExchange | Call | Id | Shuffle | Barrier | Remote | Mma | LoadMatrix
+    | CopyAsync | CopyCommit | CopyWait | For | If | Repeat | Return
 )  # fmt: skip
 
 

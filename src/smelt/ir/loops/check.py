@@ -228,6 +228,13 @@ _FITS: dict[type, Callable[[Any], bool]] = {
         and all(_is(each, "i32") for each in (*n.a, *n.b)) and all(_is(each, "f32") for each in n.sums)
         and _agree(n.sums, n.results)
     ),
+    loops.LoadMatrix: lambda n: (
+        len(n.results) == 4 and all(_is(each, "i32") for each in n.results) and _is(n.pointer, loops.SHARED)
+    ),
+    loops.CopyAsync: lambda n: (
+        _is(n.to, loops.SHARED) and _is(n.source, loops.GLOBAL) and (n.mask is None or _is(n.mask, "i1"))
+    ),
+    loops.CopyCommit: lambda n: True, loops.CopyWait: lambda n: n.pending >= 0,
     loops.Call: lambda n: isinstance(n.callee, str) or _is(n.callee, loops.POINTER),
     For: lambda n: (
         _same(n.index, n.first, n.last) and _is(n.index, INTEGERS) and n.step > 0

@@ -196,6 +196,15 @@ _LINES: dict[type, Callable[[Any], str]] = {
     loops.Mma: lambda node: (
         f"{_names(node.results)} = mma {node.kind} ({_names(node.a)}) * ({_names(node.b)}) + ({_names(node.sums)})"
     ),
+    loops.LoadMatrix: lambda node: (
+        f"{_names(node.results)} = load_matrix{' transposed' if node.transposed else ''} {node.pointer.name}"
+    ),
+    loops.CopyAsync: lambda node: (
+        f"copy_async {node.source.name} to {node.to.name}"
+        f"{f' where {_name(node.mask)}' if node.mask is not None else ''}"
+    ),
+    loops.CopyCommit: lambda node: "copy_commit",
+    loops.CopyWait: lambda node: f"copy_wait {node.pending}",
     loops.Remote: lambda node: f"{node.out.name} = remote {node.pointer.name} of block {_name(node.rank)}",
     If: lambda node: f"{_results(node.results)}if {_name(node.condition)}:",
     loops.Return: lambda node: f"return {_typed(node.value)}",

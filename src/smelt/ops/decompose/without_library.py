@@ -10,10 +10,11 @@ The library does these faster; as kernels they need nothing but what is generate
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from smelt.device.product_costs import MOST_ATTENTION_WIDTH
 from smelt.ops.decompose.products import multiplied_by_head
 from smelt.ops.decompose.table import Table, choose, decomposes, widen
 from smelt.symbolic.shapes import is_dense
@@ -70,9 +71,18 @@ def _summed(x: Tensor, times: int) -> Tensor:
     return sums
 
 
-def _is_kernel(*tensors: Tensor) -> bool:
+Scores = Literal["never", "narrow", "memory"]  # whose scores are in memory, if anything's
+
+
+def _is_kernel(scores: Scores, *tensors: Tensor) -> bool:
     """Whether attention is a kernel as it is: one that never has the scores in memory. Its sizes do not vary."""
+    if scores == "memory" or (scores == "narrow" and not all(map(_fits_matrix_units, tensors))):
+        return False
     return all(isinstance(size, int) and size > 0 for tensor in tensors for size in tensor.shape)
+
+
+def _fits_matrix_units(x: Tensor) -> bool:
+    return x.dtype.itemsize == 2 and isinstance(x.shape[3], int) and x.shape[3] <= MOST_ATTENTION_WIDTH
 
 
 @_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -85,18 +95,19 @@ def attention(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-    in_memory: bool = False,
+    scores: Scores = "never",
 ) -> Any:
-    """What a query that may look at nothing finds is zero. `in_memory`: there is no kernel for it as it is."""
+    """What a query that may look at nothing finds is zero."""
     if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
         return NotImplemented
-    if not in_memory and _is_kernel(query, key):
+    if _is_kernel(scores, query, key, value):
         return NotImplemented
+    in_memory = scores != "never"
     key, value = (each if times == 1 else _repeated(each, times) for each in (key, value))
-    scores, _ = _scores(query, key, causal, attn_mask, scale)
-    top = scores.amax(-1, keepdim=True)
+    values, _ = _scores(query, key, causal, attn_mask, scale)
+    top = values.amax(-1, keepdim=True)
     top = choose(top == -math.inf, 0.0, top)
-    shares = (scores - top).exp()
+    shares = (values - top).exp()
     total = shares.sum(-1, keepdim=True)
     nothing = total == 0
     safe = choose(nothing, 1.0, total)
@@ -118,7 +129,7 @@ def attention_backward(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-    in_memory: bool = False,
+    scores: Scores = "never",
 ) -> Any:
     if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
         return NotImplemented
@@ -127,10 +138,11 @@ def attention_backward(
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         of_query, *of_others = backward(*arguments, attn_mask=attn_mask, scale=scale)
         return of_query, *(_summed(each, times) for each in of_others)
-    if not in_memory and _is_kernel(query, key):
+    if _is_kernel(scores, query, key, value):
         return NotImplemented
-    scores, scale = _scores(query, key, causal, attn_mask, scale)
-    shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
+    in_memory = scores != "never"
+    values, scale = _scores(query, key, causal, attn_mask, scale)
+    shares = (values - aten.unsqueeze.default(sums, 3)).exp()
     wide = widen(grad)
     of_value = multiplied_by_head(_turned(_rounded(shares, query) if in_memory else shares), wide)
     of_shares = multiplied_by_head(wide, _turned(widen(value)))
@@ -140,13 +152,15 @@ def attention_backward(
     return multiplied_by_head(of_scores, widen(key)), multiplied_by_head(_turned(of_scores), widen(query)), of_value
 
 
-# For targets whose kernels have the scores in memory, whatever the sizes are.
+# For targets whose kernels have the scores in memory, whatever the sizes are, and for those of matrix units.
 SCORES_IN_MEMORY: Table = {}
+WIDE_SCORES_IN_MEMORY: Table = {}
 for _op, _function in (
     (aten._scaled_dot_product_flash_attention_for_cpu.default, attention),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward),
 ):
-    decomposes(_op, table=SCORES_IN_MEMORY)(partial(_function, in_memory=True))
+    decomposes(_op, table=SCORES_IN_MEMORY)(partial(_function, scores="memory"))
+    decomposes(_op, table=WIDE_SCORES_IN_MEMORY)(partial(_function, scores="narrow"))
 
 
 # Side by side.

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from smelt.codegen.attention_problem import problem_of, why_no_problem
 from smelt.codegen.cpu.attention.plan import SCHEDULES
-from smelt.codegen.cpu.attention.problem import problem_of, why_no_problem
 from smelt.codegen.cpu.kernel_schedules import Schedule
 from smelt.device import Target
 from smelt.ir.serialize import dump, parse

@@ -12,11 +12,11 @@ divided among threads, so the order of its sums is the same for any number of th
 
 from functools import partial
 
+from smelt.codegen.attention_problem import AttentionProblem, RowProduct, Weighed
 from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.part import BlockPart, call, store_row
 from smelt.codegen.cpu.attention.points import Points, side_by_side
-from smelt.codegen.cpu.attention.problem import AttentionProblem, RowProduct, Weighed
 from smelt.codegen.cpu.attention.softmax import OUTER, WHERE
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel_of_rows

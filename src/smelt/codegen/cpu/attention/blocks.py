@@ -7,8 +7,8 @@
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.attention_problem import AttentionProblem, Weighed
 from smelt.codegen.cpu.addresses import Workspace
-from smelt.codegen.cpu.attention.problem import AttentionProblem, Weighed
 from smelt.codegen.cpu.products.tile_shape import TileShape, rounded, vector_lanes
 from smelt.device import Target
 

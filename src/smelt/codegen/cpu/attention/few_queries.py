@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.addresses import MINE, Workspace
 from smelt.codegen.cpu.attention import forward
 from smelt.codegen.cpu.attention.blocks import useful_threads
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import Part
-from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.cpu.products.tile_shape import vector_lanes

@@ -3,9 +3,9 @@
     y[i, d] = sums[i, d] / totals[i]        l[i] = tops[i] + log(totals[i])    or zeros, if nothing had weight
 """
 
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.addresses import MINE, Workspace
 from smelt.codegen.cpu.attention.part import store_row
-from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.loops.arrays import positions

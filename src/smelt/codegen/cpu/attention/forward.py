@@ -12,11 +12,11 @@ Each query has its own sums, whose order depends on sizes alone: it is the same 
 
 import math
 
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.addresses import MINE
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
 from smelt.codegen.cpu.attention.finish import write_finish
 from smelt.codegen.cpu.attention.part import BlockPart
-from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.attention.softmax import write_weights
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.generator import EntryCode
@@ -33,6 +33,8 @@ def why_not(problem: AttentionProblem, target: Target) -> str | None:
     softmax, body = problem.softmax, problem.kernel.stages[0].body
     if softmax is None:
         return "it has no softmax"
+    if softmax.nan:
+        return "rows without weights are NaN"
     after = body[body.index(softmax) + 1 :]
     alone = len(problem.sums) == len(problem.scores) == len(after) == 1 and not problem.products
     if not alone or problem.sums[0].sum.value != softmax.out or not problem.sums[0].over_keys:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from smelt.codegen.attention_problem import AttentionProblem
 from smelt.codegen.cpu.addresses import MINE, parameters
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
-from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel
 from smelt.codegen.cpu.products.panel_copies import pack_matrix
 from smelt.codegen.loops.arrays import Array, spans

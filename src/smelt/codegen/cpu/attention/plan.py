@@ -1,7 +1,7 @@
 """The schedules of attention: `ATTENTION.plan` chooses one for a kernel that weighs its scores."""
 
+from smelt.codegen.attention_problem import problem_of, why_no_problem
 from smelt.codegen.cpu.attention import backward, few_queries, forward
-from smelt.codegen.cpu.attention.problem import problem_of, why_no_problem
 from smelt.codegen.cpu.kernel_schedules import ProblemKind, Schedule
 from smelt.ir.check_kernel import is_attention
 

@@ -16,17 +16,19 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, halved
-from smelt.codegen.gpu.phase_body import Values
+from smelt.codegen.gpu.phase_body import Coordinates, Values
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team
+from smelt.codegen.loops.math.exponential import exp_of_distance
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import compute
-from smelt.ir.kernel import Accumulate, Instruction, Reduce, Scatter, Stage, Store, neutral
+from smelt.ir.kernel import Accumulate, Compute, Instruction, Reduce, Scatter, Stage, Store, neutral
 from smelt.ir.loops import Value
 from smelt.symbolic.symsize import is_symsize
 
 _LOWEST = torch.finfo(torch.float32).min
 _F32 = torch.float32
+_POINTS_AT_ONCE = 16  # that a thread takes: with 32, registers leave room for one block of 512 threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class OnlineBody(RowsBody):
     def __init__(self, b: Simt, grid: OnlineRows) -> None:
         super().__init__(b, grid)
         self.online = grid.online
+        self.is_whole = False  # whether all threads have points in the tiles being written
 
     def _stage(self, stage: Stage) -> None:
         if stage is self.online.first:
@@ -71,33 +74,63 @@ class OnlineBody(RowsBody):
     def _moved(self, total: Value, before: Value, after: Value) -> Value:
         """A sum of powers, relative to another number."""
         b = self.b
-        by = compute(b, "exp", [b.fsub(before, after)], _F32)
+        by = self._power(b.fsub(before, after))
         return b.select(b.fcmp("oeq", total, 0.0), 0.0, b.fmul(total, by))
 
     def _both_loops(self) -> None:
         b, grid, online = self.b, self.grid, self.online
-        at_once, before = self._tiles_at_once(online.first), {**self.values}
+        at_once = min(self._tiles_at_once(online.first), max(1, _POINTS_AT_ONCE // grid.width))
+        before = {**self.values}
 
-        def some_tiles(turn: Value, carried: list[Value]) -> list[Value]:
+        def some_tiles(turn: Value, carried: list[Value], count: int = at_once) -> list[Value]:
             most, reference, total = carried
             number = b.convert("trunc", turn, b.index_kind)
-            tiles = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)]
+            tiles = [b.add(b.mul(number, at_once), tile) for tile in range(count)]
             self._read_ahead(online.first, tiles)
-            values = [each for tile in range(at_once) for each in self._values(online.first, online.peak, tiles, tile)]
+            values = [each for tile in range(count) for each in self._values(online.first, online.peak, tiles, tile)]
             largest = combine(b, "max", _F32, most, halved(values, lambda x, y: combine(b, "max", _F32, x, y)))
             further = self._reference(largest)
             self.values = {**before, online.reference: (further,)}
             powers = [
-                each for tile in range(at_once) for each in self._values(online.second, online.total, tiles, tile)
+                each for tile in range(count) for each in self._values(online.second, online.total, tiles, tile)
             ]
             return [largest, further, b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))]
 
         most, turns = b.const("f32", -math.inf), -(-grid.tiles // at_once)
         begin = [most, self._reference(most), b.const("f32", 0.0)]
-        results = b.carried_loop(turns, begin, some_tiles, guard=is_symsize(turns))
+        if is_symsize(turns):
+            results = b.carried_loop(turns, begin, some_tiles, guard=True)
+        else:  # without masks as far as all threads have points
+            whole = int(self.kernel.col_count) // (grid.stride * at_once)
+            self.is_whole = True
+            results = b.carried_loop(whole, begin, some_tiles) if whole else begin
+            self.is_whole = False
+            self.values = {**before}
+            self.registers.clear()
+            if left := grid.tiles - whole * at_once:
+                results = some_tiles(b.const("i64", whole), results, left)
         self.values = before
         self.registers.clear()
         self._share(*results)
+
+    def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
+        if not self.is_whole:
+            return super()._cols(number)
+        self.lane_masks = ()
+        col = self.b.add(self.b.mul(number, self.grid.stride), self.first)
+        return self._coordinates(col, self.kernel.cols), None
+
+    def _step(self, i: Instruction, where: Coordinates, mask: Mask, tile: int = 0) -> None:
+        if isinstance(i, Compute) and i.op == "exp" and i.args == (self.online.distance,):
+            self.values[i.out] = tuple(map(self._power, self.values[self.online.distance]))
+        else:
+            super()._step(i, where, mask, tile)
+
+    def _power(self, distance: Value) -> Value:
+        """Its exponential. A distance from the maximum is never positive; one from what is chosen instead may be."""
+        if self.online.reference == self.online.peak.out:
+            return exp_of_distance(self.b, distance)
+        return compute(self.b, "exp", [distance], _F32)
 
     def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[Value], tile: int) -> Values:
         """The operands of a reduction in a tile."""
@@ -107,9 +140,7 @@ class OnlineBody(RowsBody):
         self.run([i for i in stage.body if i is not fold], {**self.rows, **where}, mask, tile)
         values = self._spread(self.values[fold.value])
         self.values = outside
-        if mask is None:
-            return values
-        return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in values)
+        return self._of_points(values, mask, self.b.const("f32", neutral(fold.op, _F32)))
 
     def _share(self, most: Value, reference: Value, total: Value) -> None:
         """Combine the results of all threads of the team."""

@@ -61,6 +61,7 @@ _EXP2_ENDS = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
 _EXPONENTS = 252.0  # of normal numbers, less the outermost ones
 _MAGIC_ONE = 12582913.0  # 1.5 · 2^23 + 1: adding it rounds to a whole number, and the exponent of 2^-126 is 1
 _LOG2E_HIGH, _LOG2E_LOW = 1.4426950216293335, 1.92596298909109e-08
+_LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.904654212125934e-09
 _LIFT = {"f32": 64, "f64": 512}  # what 2^n is multiplied by, where n is 0 or less and may be too small by itself
 _EXPM1_LOW = {"f32": -18.0, "f64": -40.0}
 _EXPM1_IS_X = {"f32": 2.0**-25, "f64": 2.0**-54}
@@ -108,6 +109,19 @@ def exp_of_negative(b: Builder, x: Value) -> Value:
         return b.scaled(_exp_of_reduced(b, r), n)
     lift = _LIFT[x.kind]
     return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
+
+
+def exp_of_distance(b: Builder, x: Value) -> Value:
+    """exp for x ≤ 0 that is added to a number near one: results below the normal range may be zero.
+
+    e^x = 2^t · e^r, where t is x · log2 e rounded and r, the rest, is so small that e^r is 1 + r.
+    """
+    if not b.target.approximates or x.kind != "f32":
+        return exp_of_negative(b, x)
+    x = b.maximum(_EXP_ENDS["f32"][0], x)
+    t = b.fmul(x, LOG2E)
+    power = b.power_of_two(t)
+    return b.fma(power, b.fma(t, -_LN2_LOW, b.fma(t, -_LN2_HIGH, x)), power)
 
 
 def exp2_of_two(b: Builder, x: Value, low: Value) -> Value:

@@ -6,7 +6,7 @@
 Queries are the last row axis, on which keys do not depend. Keys are the cols. The other axes number the attentions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,6 @@ from smelt.ir.kernel import (
     Const,
     Contract,
     Factor,
-    Index,
     Instruction,
     Kernel,
     Load,
@@ -64,6 +63,17 @@ class Weighed:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """Keys more than `beyond` positions `ahead` of a query, or behind it, have no weight: there the comparison `name`
+    is `value`, and it is not for other keys."""
+
+    ahead: bool
+    beyond: int
+    name: str
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionProblem:
     kernel: Kernel  # with the axes that code is written for
     outer: tuple[Axis, ...]
@@ -73,7 +83,7 @@ class AttentionProblem:
     products: tuple[RowProduct, ...]
     softmax: Softmax | None
     sums: tuple[Weighed, ...]
-    reach: int | None  # keys that far behind a query, and further, have no weight: see `_reach`
+    hidden: "tuple[Hidden, ...]"  # keys that have no weight, whatever they are
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,7 +91,18 @@ class AttentionProblem:
         return self.scores[0].contract.dtype
 
     @property
-    def body(self) -> tuple[Instruction, ...]:
+    def reach(self) -> int | None:
+        """The smallest number n so that keys at positions query + n + 1 and further have no weight, as in causal
+        attention."""
+        return min((each.beyond for each in self.hidden if each.ahead), default=None)
+
+    @property
+    def window(self) -> int | None:
+        """The smallest number n so that keys at positions query - n - 1 and before have no weight."""
+        return min((each.beyond for each in self.hidden if not each.ahead), default=None)
+
+    @property
+    def body(self) -> tuple[_BODY, ...]:
         """The operations on the scores at each point: the input of the softmax, if there is one."""
         return tuple(i for i in self.kernel.stages[0].body if isinstance(i, _BODY))
 
@@ -169,9 +190,9 @@ def problem_of(kernel: Kernel) -> AttentionProblem:
         if isinstance(each, WeightedSum)
     ]
     softmax = next((i for i in body if isinstance(i, Softmax)), None)
-    reach = _reach(kernel, query.name, key.name)
+    hidden = tuple(_hidden(kernel, query.name, key.name))
     return AttentionProblem(
-        kernel, kernel.rows[:-1], query, key, tuple(scores), tuple(products), softmax, tuple(sums), reach
+        kernel, kernel.rows[:-1], query, key, tuple(scores), tuple(products), softmax, tuple(sums), hidden
     )
 
 
@@ -219,41 +240,68 @@ def _kept(each: WeightedSum, query: Axis, key: Axis) -> str:
 # Which keys have no weight, whatever they are.
 
 _NOTHING, _ZERO = "-inf", "zero"  # what a value is known to be
-_AHEAD = {"gt": (1, 0), "ge": (1, 1), "lt": (-1, 0), "le": (-1, 1)}  # a > b: a - b > 0; a >= b: a - b > -1
+_Known = str | bool
+_Affine = dict[str, int]  # the steps of a position along axes; along "", its offset
 
 
-def _reach(kernel: Kernel, query: str, key: str) -> int | None:
-    """The largest number n so that keys at positions query + n + 1 and behind have no weight, as in causal attention;
-    None if there is none."""
+def _hidden(kernel: Kernel, query: str, key: str) -> Iterator[Hidden]:
+    """What comparisons of positions say: causal attention, windows."""
     body = kernel.stages[0].body
-    positions = {i.out: i.index for i in body if isinstance(i, Position)}
+    positions = _positions(body)
     for each in body:
-        if isinstance(each, Compute) and each.op in _AHEAD and all(arg in positions for arg in each.args):
-            ahead = _ahead(each, positions, query, key)
-            if ahead is not None and _without_weight(body, each.out):
-                return ahead
-    return None
+        if isinstance(each, Compute) and each.op in ("lt", "le", "gt", "ge") and positions.keys() >= {*each.args}:
+            left, right = (positions[name] for name in each.args)
+            apart = {name: left.get(name, 0) - right.get(name, 0) for name in left.keys() | right.keys()}
+            offset = apart.pop("", 0)
+            steps = {name: step for name, step in apart.items() if step}
+            if steps not in ({key: 1, query: -1}, {key: -1, query: 1}):
+                continue
+            for value in (True, False):
+                if _without_weight(body, each.out, value):
+                    # The difference is more than `beyond`, or less than `-beyond`.
+                    is_more = (each.op[0] == "g") is value
+                    least = -1 if (each.op in ("ge", "lt")) else 0
+                    beyond = least - offset if is_more else offset - 1 - least
+                    yield Hidden((steps[key] == 1) is is_more, beyond, each.out, value)
 
 
-def _ahead(compare: Compute, positions: dict[str, Index], query: str, key: str) -> int | None:
-    """Of a comparison that says key - query > n: that n."""
-    sign, less = _AHEAD[compare.op]
-    left, right = (positions[name] for name in (compare.args if sign > 0 else reversed(compare.args)))
-    names = left.axes | right.axes
-    apart = {name: left.stride(name) - right.stride(name) for name in names}
-    if {name: step for name, step in apart.items() if step} != {key: 1, query: -1}:
-        return None
-    return int(right.offset - left.offset - less)
-
-
-def _without_weight(body: Iterable[Instruction], condition: str) -> bool:
-    """Whether all that is weighed is zero where a condition holds."""
-    known: dict[str, str] = {}
+def _positions(body: Iterable[Instruction]) -> dict[str, _Affine]:
+    """The integers that are positions, sums and differences of such."""
+    positions: dict[str, _Affine] = {}
     for each in body:
         match each:
-            case Const(out, value, dtype) if dtype.is_floating_point and value in (-torch.inf, 0.0):
-                known[out] = _ZERO if value == 0 else _NOTHING
-            case Compute(out, "where", (chosen, yes, _), _) if chosen == condition and yes in known:
+            case Position(out, index):
+                positions[out] = {name: int(step) for name, step in index.terms} | {"": int(index.offset)}
+            case Const(out, value, dtype) if not dtype.is_floating_point and dtype is not torch.bool:
+                positions[out] = {"": int(value)}
+            case Compute(out, "add" | "sub" as op, (left, right), _) if left in positions and right in positions:
+                sign, a, b = 1 if op == "add" else -1, positions[left], positions[right]
+                positions[out] = {name: a.get(name, 0) + sign * b.get(name, 0) for name in a.keys() | b.keys()}
+            case Compute(out, "neg", (value,), _) if value in positions:
+                positions[out] = {name: -step for name, step in positions[value].items()}
+            case Cast(out, value, dtype) if value in positions and dtype in (torch.int32, torch.int64):
+                positions[out] = positions[value]
+    return positions
+
+
+def _without_weight(body: Iterable[Instruction], condition: str, value: bool) -> bool:
+    """Whether all that is weighed is zero where a condition is `value`."""
+    known: dict[str, _Known] = {condition: value}
+    for each in body:
+        match each:
+            case Const(out, number, dtype) if dtype.is_floating_point and number in (-torch.inf, 0.0):
+                known[out] = _ZERO if number == 0 else _NOTHING
+            case Const(out, number, torch.bool):
+                known[out] = bool(number)
+            case Compute(out, "not", (one,), _) if isinstance(known.get(one), bool):
+                known[out] = not known[one]
+            case Compute(out, "and" | "or" as op, args, _) if (op == "or") in [known.get(arg) for arg in args]:
+                known[out] = op == "or"
+            case Compute(out, "where", (chosen, yes, no), _) if isinstance(known.get(chosen), bool):
+                choice = yes if known[chosen] else no
+                if choice in known:
+                    known[out] = known[choice]
+            case Compute(out, "where", (_, yes, no), _) if yes in known and known[yes] == known.get(no):
                 known[out] = known[yes]
             case Compute(out, "add", args, _) if _NOTHING in map(known.get, args):
                 known[out] = _NOTHING
@@ -261,8 +309,10 @@ def _without_weight(body: Iterable[Instruction], condition: str) -> bool:
                 known[out] = _NOTHING
             case Compute(out, "mul", args, _) if _ZERO in map(known.get, args):
                 known[out] = _ZERO
-            case Compute(out, "exp", (value,), _) | Softmax(out, value) if known.get(value) == _NOTHING:
+            case Compute(out, "exp", (of,), _) | Softmax(out, of) if known.get(of) == _NOTHING:
                 known[out] = _ZERO
-            case WeightedSum(value=value) if known.get(value) != _ZERO:
+            case Cast(out, of, _) if of in known:
+                known[out] = known[of]
+            case WeightedSum(value=weight) if known.get(weight) != _ZERO:
                 return False
     return True
