@@ -24,6 +24,7 @@ from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
 from smelt.fuse.launches.overlap_launches import overlap_launches
 from smelt.fuse.launches.side_by_side import side_by_side
+from smelt.fuse.launches.written_attention import attend_directly
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
@@ -117,6 +118,10 @@ def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
     return build_kernels(ordered, context.name, context.targets)
 
 
+def _attend_directly(program: Program, context: FusionContext) -> Program:
+    return attend_directly(program, context.products)
+
+
 def _write_in_place(program: Program, context: FusionContext) -> Program:
     return write_in_place(program, context.writes, context.budget)
 
@@ -177,6 +182,10 @@ GROUP = (
 )  # fmt: skip
 
 MEMORY = (
+    Row(
+        "attend directly", PROGRAM, PROGRAM, _attend_directly,
+        "before buffers are reused: scores and their softmax have buffers of their own",
+    ),
     Row(
         "write in place", PROGRAM, PROGRAM, _write_in_place,
         "before buffers are reused: an input's new value belongs where the old one is", BudgetUse.EACH,
