@@ -40,18 +40,18 @@ def _same_layout(image: fx.Node) -> fx.Node | None:
     spec = tensor_spec(image)
     if on_host(spec.device) or spec.varies or image.op == "placeholder":
         return None
-    seen, waiting, found = {image}, [image], list[fx.Node]()
+    seen, waiting, sources = {image}, [image], list[fx.Node]()
     while waiting:
         node = waiting.pop()
         if node.op == "placeholder":
-            found.append(node)
+            sources.append(node)
         elif not _is_pointwise(node) or len(seen) > _MAX_STEPS:
             return None
         else:
             new = [each for each in node.all_input_nodes if each not in seen and _has_shape(each, spec)]
             seen.update(new)
             waiting += new
-    return found[0] if len(found) == 1 and spec_of(found[0]) == spec else None
+    return sources[0] if len(sources) == 1 and spec_of(sources[0]) == spec else None
 
 
 def _is_pointwise(node: fx.Node) -> bool:
