@@ -25,7 +25,6 @@ from smelt.simplify.gqa_heads import share_heads
 from smelt.simplify.host_copies import await_copies
 from smelt.simplify.host_scalars import place_scalars
 from smelt.simplify.identities import fold_identities
-from smelt.simplify.image_gradients import separate_gradients
 from smelt.simplify.matmul_layouts import transpose_matrices
 from smelt.simplify.one_hot import sum_one_hot
 from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
@@ -45,7 +44,6 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
     ("one-hot sums", sum_one_hot, "after constants: it looks for zeros"),
     ("wide pads", widen_padded, "after one-hot sums, whose rows are then computed point by point"),
-    ("image gradients", separate_gradients, "after identities: it looks for what an image is computed from"),
     ("host scalars", place_scalars, "after identities, which would take the copy of an input for redundant"),
     ("cse", share_common, "one node for each value, so that the fuser sees it once"),
     ("dce", drop_dead, "last: the passes above leave what they replaced behind"),
@@ -66,7 +64,6 @@ __all__ = [
     "look_up_first",
     "numbers_as_operands",
     "place_scalars",
-    "separate_gradients",
     "share_common",
     "share_heads",
     "sum_one_hot",
