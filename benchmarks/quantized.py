@@ -55,13 +55,13 @@ def seconds(run: Callable[[], object]) -> float:
     return clock() - began
 
 
-def measure(form: str, rows: int, shape: tuple[int, int]) -> str:
+def measure(form: str, rows: int, shape: tuple[int, int], products: str) -> str:
     smelt.reset()
     layers = copies_of(layer_of(form, *shape), lambda: layer_of(form, *shape))
     floats = copies_of(layer_of("f32", *shape), lambda: layer_of("f32", *shape))
     x = torch.randn(rows, shape[1])
     taken = x.to({"bf16": torch.bfloat16, "f16": torch.float16}.get(form, torch.float32))
-    multiply = smelt.compile(lambda layer, x: layer(x))
+    multiply = smelt.compile(lambda layer, x: layer(x), options={"products": products})
     memory = torch.zeros(READ_BYTES // 4, dtype=torch.int32)
     read = smelt.compile(lambda memory: memory.sum(dtype=torch.int32))
     read(memory), multiply(layers[0], taken)
@@ -92,12 +92,13 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["f32", "bf16", "f16", "int8", "int4", "q4_0"])
     parser.add_argument("--shape", type=int, nargs=2, default=[4096, 4096], help="rows and columns of the weights")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--products", choices=["auto", "own", "library"], default="auto")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with torch.no_grad():
         for rows in args.rows:
             for form in args.formats:
-                print(measure(form, rows, tuple(args.shape)), flush=True)
+                print(measure(form, rows, tuple(args.shape), args.products), flush=True)
 
 
 if __name__ == "__main__":

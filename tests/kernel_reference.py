@@ -8,6 +8,7 @@ memory-hungry on purpose: each target is held against it.
     run_kernel(softmax, tensors)      # tensors[1] now holds softmax(x)
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -137,9 +138,12 @@ class Run:
             case Contract(out):
                 wide = self.contracted(instruction, lambda read: read.to(instruction.dtype).double())
                 self.values[out] = wide.to(instruction.dtype)
-            case Softmax(out, source, sums):
-                spread = self.values[source].expand(self.grid(loop))
-                self.values[out], self.values[sums] = softmax(spread, range(len(self.kernel.rows), len(self.axes)))
+            case Softmax(out, source, sums, nan):
+                spread, cols = self.values[source].expand(self.grid(loop)), range(len(self.kernel.rows), len(self.axes))
+                self.values[out], self.values[sums] = softmax(spread, cols)
+                if nan:
+                    is_empty = (spread == -math.inf).all(dim=tuple(cols), keepdim=True)
+                    self.values[out] = self.values[out].masked_fill(is_empty, math.nan)
             case WeightedSum():
                 self.weigh(instruction)
 

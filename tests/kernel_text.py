@@ -64,7 +64,7 @@ _CONTRACT = rf"contract \((.*?)\) {_FACTOR_START}(.+) : (\w+)"
 _FACTOR = rf"{_ELEMENT}(?: where (.+))?"
 _QUANTIZED = rf"\(([iu][48]) {_ELEMENT}(?: ([+-]) (\d+))?(?: - {_ELEMENT})?\) \* {_ELEMENT}(?: \+ {_ELEMENT})?"
 _BOUND = r"(.+) below (.+)"
-_SOFTMAX = rf"({_NAME})(?:, ({_NAME}))? = softmax ({_NAME})"
+_SOFTMAX = rf"({_NAME})(?:, ({_NAME}))? = softmax ({_NAME})( or nan)?"
 _WEIGHTED_SUM = rf"weighted sum \((.*?)\) ({_NAME})\[([^\]]*)\] = ({_NAME}) \* (.+) : (\w+)"
 _TYPED = r"(\w+) (.*) : (\w+)"
 
@@ -224,7 +224,7 @@ class _Parser:
             factor, dtype = self._factor(match[5], text), _parse_dtype(match[6])
             return WeightedSum(match[2], self.index(match[3]), self._axes(match[1]), match[4], factor, dtype)
         if match := re.fullmatch(_SOFTMAX, text):
-            return Softmax(match[1], match[3], match[2] or "")
+            return Softmax(match[1], match[3], match[2] or "", match[4] is not None)
         out, equals, rest = text.partition(" = ")
         if not equals or not re.fullmatch(_NAME, out):
             raise SpecError("SM022", f"not an instruction: {text!r}")

@@ -58,13 +58,13 @@ def share(folder: Path) -> None:
 
 
 def _shared(engine: ModuleType, folder: Path) -> Any:
-    from smelt.codegen.llvm.shared_objects import version
+    from smelt.codegen.llvm import shared_objects
 
     unshared = engine._object
     caller = Path(str(engine.__file__)).read_text()
 
     def made(text: str, target: Any) -> bytes:
-        told = "\n".join((caller, version(), target.triple, target.cpu, target.features, text))
+        told = "\n".join((caller, shared_objects.version(), target.triple, target.cpu, target.features, text))
         file = folder / hashlib.sha256(told.encode()).hexdigest()
         code = _read(file)
         if code is None:

@@ -5,8 +5,8 @@
     forward  12 x     19.0 MB     53.5 us  Rows   sum_mean_… 4096x768     grids; bytes of one, and the time of all
     forward  12 x                          library   aten.convolution.default [64, 64, 56, 56]
 
-Bytes are those of the buffers that each grid touches, at most one element per point. The time is bytes / 4.26 TB/s,
-which an H200 copies. `--text` writes the kernels of each model to a file.
+Bytes are those that each grid reads and writes, of each buffer at most one element per point. The time is bytes /
+4.26 TB/s, which an H200 copies. `--text` writes the kernels of each model to a file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.models import FLOAT32_ON_GPUS, LARGE_MODELS
 from smelt.base.options import Options
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.ir.kernel import Gather, Kernel, Scatter, members
+from smelt.ir.kernel import Gather, Kernel, Load, Scatter, members
 from smelt.ir.program import Launch, Library, Program, operands_in
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ir.text import format_kernel
@@ -61,9 +61,9 @@ def _spec(x: torch.Tensor) -> TensorSpec:
 
 
 def touched_bytes(kernel: Kernel) -> int:
-    """Bytes of the buffers of one grid, each at most as many elements as points touch it."""
+    """Bytes that one grid reads and writes, of each buffer at most as many elements as points touch it."""
     sizes = {axis.name: hint(axis.size) for axis in (*kernel.rows, *kernel.cols)}
-    most: dict[str, int] = {}
+    most: dict[tuple[str, bool], int] = {}
     for instruction in kernel.instructions():
         index = getattr(instruction, "index", None)
         if index is None or not hasattr(instruction, "buffer"):
@@ -74,9 +74,11 @@ def touched_bytes(kernel: Kernel) -> int:
         else:
             for axis in index.axes:
                 count *= sizes[axis]
-        most[instruction.buffer] = max(most.get(instruction.buffer, 0), count)
-    parameters = {buffer.name: buffer for buffer in kernel.parameters}
-    return sum(min(hint(buffer.size), most.get(name, 0)) * buffer.dtype.itemsize for name, buffer in parameters.items())
+        key = instruction.buffer, isinstance(instruction, Load | Gather)
+        most[key] = max(most.get(key, 0), count)
+    sizes_of = {buffer.name: buffer for buffer in kernel.parameters}
+    touched = ((sizes_of[name], count) for (name, _), count in most.items() if name in sizes_of)
+    return sum(min(hint(buffer.size), count) * buffer.dtype.itemsize for buffer, count in touched)
 
 
 def report(program: Program, with_grids: bool, target: str) -> float:

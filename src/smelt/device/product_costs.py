@@ -75,6 +75,7 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
     # A Cascade Lake Xeon at 2.5 GHz, 1 to 32 rows, 256 × 4,096 to 3,072 × 768: kernels take 0.15 to 0.7 of these.
     (_WITHOUT_BFLOAT, torch.bfloat16): {
         "vector along": ProductCosts(3_000, 0.36, 0.0, 0.0, lateness=0.8),
+        "vector, much to read": ProductCosts(3_000, 0.36, 0.0, 0.0, lateness=0.8),
         "few rows, much to read": ProductCosts(3_000, 0.36, 0.0, 0.0, lateness=0.8),
         "few rows along": ProductCosts(3_000, 0.24, 0.18, 0.0, lateness=1.2),
         "many rows along": ProductCosts(3_000, 0.24, 0.18, 0.0, lateness=1.2),
@@ -82,6 +83,7 @@ _MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
     },
     (_WITHOUT_BFLOAT, torch.float16): {
         "vector along": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=0.8),
+        "vector, much to read": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=0.8),
         "few rows, much to read": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=0.8),
         "few rows along": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=1.2),
         "many rows along": ProductCosts(3_000, 0.41, 0.0, 0.0, lateness=1.2),
@@ -141,8 +143,9 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
     if sizes.batch != 1 or sizes.cols <= FEW:
         return "several, or few columns"
     right = sizes.cols * sizes.depth * dtype.itemsize
-    alone = sizes.rows == 1 and right > _VECTOR_BYTES
-    if alone or (sizes.rows <= FEW and right > _ROWS_BYTES and not along):
+    if sizes.rows == 1 and right > _VECTOR_BYTES:
+        return "vector, much to read"
+    if sizes.rows <= FEW and right > _ROWS_BYTES and not along:
         return "few rows, much to read"
     if sizes.rows <= FEW:
         kind = "vector" if sizes.rows == 1 else "few rows"
@@ -153,6 +156,7 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
     return "many rows swapped" if swapped else "many rows along"
 
 
+MANY_QUERIES = 64  # a block's: 1.4 to 2.2 times as fast as efficient attention, measured on an H200
 MOST_ATTENTION_WIDTH = 256  # of a key, for matrix units of a GPU: results of a row are in registers
 
 

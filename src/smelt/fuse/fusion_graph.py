@@ -29,6 +29,7 @@ from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_collective, waits, why_not_drop, why_not_share
+from smelt.meta.rules.strides import like_stride
 from smelt.ops.gathers import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
@@ -39,6 +40,7 @@ from smelt.ops.record import (
     FoldCall,
     LibraryCall,
     Lookup,
+    LookupBeside,
     LookupCall,
     LookupIndex,
     OperandLayout,
@@ -259,25 +261,31 @@ class _Lowerer:
             self._scan(node, call)
             return
         assert isinstance(call, LookupCall)
-        spec, source = tensor_spec(node), self.refs[call.source]
-        source.value.needed = True
-        stride = [0] * len(spec.shape)
-        for have, dim in zip(source.layout.stride, call.along, strict=True):
-            if dim is not None:
-                stride[dim] += have
-        readings = [FusionRead(source.value, tuple(stride), source.layout.offset, identity_read=False, indirect=True)]
+        spec, readings, free = tensor_spec(node), list[FusionRead](), []
+        for source in (self.refs[call.source], *(self._kept_beside(each) for each in call.beside)):
+            source.value.needed = True
+            stride, layout = [0] * len(spec.shape), source.layout
+            for have, dim in zip(layout.stride, call.along, strict=True):
+                if dim is not None:
+                    stride[dim] += have
+            readings.append(FusionRead(source.value, tuple(stride), layout.offset, identity_read=False, indirect=True))
+            dims = zip(layout.stride, layout.shape, call.along, strict=True)
+            free.append(tuple((step, size) for step, size, dim in dims if dim is None))
         readings += [self._index_reading(index, spec.shape, spec.stride) for index in call.indices]
         for demand in call.demands:
             self._check(node, demand)
-        free = tuple(
-            (step, size)
-            for step, size, dim in zip(source.layout.stride, source.layout.shape, call.along, strict=True)
-            if dim is None
-        )
-        args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
+        args = (tuple(free), call.emit, *map(Slot, range(len(readings))))
         rule = PointRule(Pointwise(index_exprs.looked_up), args, {}, spec.dtype)
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = whole(value)
+
+    def _kept_beside(self, beside: LookupBeside) -> Ref:
+        ref, spec = self.refs[beside.node], tensor_spec(beside.node)
+        spec = TensorSpec(spec.shape, like_stride(spec.shape, spec.stride), beside.dtype, spec.device)
+        reading = FusionRead.of(ref.value, ref.layout, spec.stride)
+        rule = PointRule(Pointwise(beside.emit), (Slot(0),), {}, spec.dtype)
+        name = f"{beside.node.name}_kept"
+        return whole(self._new(name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _take(self, node: fx.Node, source: FusionValue, layout: OperandLayout) -> None:
         """The elements of another value at `layout`."""

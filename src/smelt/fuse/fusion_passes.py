@@ -22,6 +22,7 @@ from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
+from smelt.fuse.launches.written_attention import attend_directly
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
@@ -115,6 +116,10 @@ def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
     return build_kernels(ordered, context.name, context.targets)
 
 
+def _attend_directly(program: Program, context: FusionContext) -> Program:
+    return attend_directly(program, context.products)
+
+
 def _write_in_place(program: Program, context: FusionContext) -> Program:
     return write_in_place(program, context.writes, context.budget)
 
@@ -167,6 +172,10 @@ GROUP = (
 )  # fmt: skip
 
 MEMORY = (
+    Row(
+        "attend directly", PROGRAM, PROGRAM, _attend_directly,
+        "before buffers are reused: scores and their softmax have buffers of their own",
+    ),
     Row(
         "write in place", PROGRAM, PROGRAM, _write_in_place,
         "before buffers are reused: an input's new value belongs where the old one is", BudgetUse.EACH,

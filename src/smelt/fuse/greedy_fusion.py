@@ -10,9 +10,11 @@ Each step is optional and counts against the opt-bisect limit; at limit zero eve
 The "fusion" channel reports why two groups stayed apart.
 """
 
+from collections.abc import Iterable
+
 from smelt.base import events
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
+from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_alone, why_not_merge
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.records import Apart
 from smelt.fuse.target_choice import TargetChoice
@@ -93,6 +95,8 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
         return f"{source} is more than element-wise"
     if source.device != group.device:
         return f"they are on different devices, {source.device} and {group.device}"
+    if (reason := why_alone(source)) is not None:
+        return reason
     if len(group.members) + len(source.members) > group.limits.values:
         return f"the kernel would have more than {group.limits.values} operations"
     cost = 0
@@ -225,29 +229,42 @@ def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[Fus
     if giver.device != group.device:
         return None
     wanted = [value for value in sources if _is_big(group, value) and not value.needed and _is_recomputable(value)]
-    behind = _chain_behind(groups, group, giver, wanted, frozenset())
+    none = frozenset[FusionValue]()
+    kept, through = none, none
+    behind = _chain_behind(groups, group, giver, wanted, kept, through)
     if behind is None:
         return None
-    kept = frozenset(value for value in behind[0] if _is_better_read(groups, group, giver, value))
-    wanted = [value for value in wanted if value not in kept]
-    if kept:
-        behind = _chain_behind(groups, group, giver, wanted, kept)
-    if behind is None or not wanted or sum(value.cost for value in behind[0]) > _COST:
+    for value in _ordered(value for value in behind[0] if _is_stored_anyway(groups, group, giver, value)):
+        others = [each for each in wanted if each is not value]
+        instead = _chain_behind(groups, group, giver, others, kept | {value}, none)
+        extra = _bytes(value) if value in wanted else 0
+        if instead is not None and _sum_bytes(instead[1]) + extra < _sum_bytes(behind[1]):
+            behind, wanted, kept = instead, others, kept | {value}
+    for value in _ordered(value for value in behind[1] if value.is_computed and _is_big(group, value)):
+        instead = _chain_behind(groups, group, giver, wanted, kept, through | {value})
+        if instead is not None and _sum_bytes(instead[1]) < _sum_bytes(behind[1]):
+            behind, through = instead, through | {value}
+    if not wanted or sum(value.cost for value in behind[0]) > _COST:
         return None
+
     chain, new = behind
     if len(group.members) + len(group.recomputed) + len(chain) > group.limits.values:
         return None
     stored = [value for value in wanted if _only_reader(groups, giver, group, value)]
-    moved = sum(map(_bytes, wanted)) + sum(map(_bytes, stored))
-    return chain if sum(map(_bytes, new)) < moved else None
+    return chain if _sum_bytes(new) < _sum_bytes(wanted) + _sum_bytes(stored) else None
 
 
 def _chain_behind(
-    groups: Groups, group: Group, giver: Group, wanted: list[FusionValue], kept: frozenset[FusionValue]
+    groups: Groups,
+    group: Group,
+    giver: Group,
+    wanted: list[FusionValue],
+    kept: frozenset[FusionValue],
+    through: frozenset[FusionValue],
 ) -> tuple[set[FusionValue], set[FusionValue]] | None:
-    """The values that lead to `wanted` from those in memory, `kept` among them, and what the group would read in
-    addition; None if they are too many, or not all can be recomputed."""
-    read = {source for member in group.members for source in groups.sources(member)}
+    """The values that lead to `wanted` from those in memory, `kept` among them but not `through`, and what the group
+    would read in addition; None if they are too many, or not all can be recomputed."""
+    read = {source for member in (*group.members, *group.recomputed) for source in groups.sources(member)}
     chain: set[FusionValue] = set()
     new: set[FusionValue] = set()
     waiting = list(wanted)
@@ -255,7 +272,8 @@ def _chain_behind(
         value = waiting.pop()
         if value in chain or value in new:
             continue
-        if value in kept or (value not in wanted and _is_in_memory(groups, giver, value)):
+        at_hand = value not in wanted and value not in through and _is_in_memory(groups, giver, value)
+        if value in kept or at_hand:
             if value not in read:
                 new.add(value)
             continue
@@ -266,14 +284,10 @@ def _chain_behind(
     return chain, new
 
 
-def _is_better_read(groups: Groups, group: Group, giver: Group, value: FusionValue) -> bool:
-    """Whether `giver` stores a value for other readers anyway, and what it is computed from has more bytes."""
-    if groups.by_value.get(value) is not giver or not _is_big(group, value):
-        return False
-    if _only_reader(groups, giver, group, value):
-        return False
-    behind = _chain_behind(groups, group, giver, [value], frozenset())
-    return behind is None or sum(map(_bytes, behind[1])) > _bytes(value)
+def _is_stored_anyway(groups: Groups, group: Group, giver: Group, value: FusionValue) -> bool:
+    """Whether `giver` stores a value for other readers."""
+    is_its_own = groups.by_value.get(value) is giver and _is_big(group, value)
+    return is_its_own and not _only_reader(groups, giver, group, value)
 
 
 def _is_big(group: Group, value: FusionValue) -> bool:
@@ -300,6 +314,14 @@ def _only_reader(groups: Groups, giver: Group, group: Group, value: FusionValue)
 
 def _bytes(value: FusionValue) -> int:
     return hint(value.spec.nbytes)
+
+
+def _sum_bytes(values: Iterable[FusionValue]) -> int:
+    return sum(map(_bytes, values))
+
+
+def _ordered(values: Iterable[FusionValue]) -> list[FusionValue]:
+    return sorted(values, key=lambda value: value.id)
 
 
 def _report(a: Group, b: Group, reason: str) -> None:

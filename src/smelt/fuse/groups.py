@@ -28,6 +28,7 @@ from smelt.fuse.lowering.factors import finishes_product
 from smelt.fuse.lowering.rules import ContractRule, ReductionRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
+from smelt.ops.record import LONG
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, known_equal
 
@@ -319,7 +320,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         return "the one visits rows in order, the other folds or scatters"
     if a.scatters and b.scatters:
         return "each of them writes at places that depend on data"
-    reason = _why_not_after_product(a, b)
+    reason = _why_not_after_product(a, b) or why_alone(a) or why_alone(b)
     if reason is not None:
         return reason
     plan = _common_rows(a, b)
@@ -333,6 +334,12 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     if groups.closes_cycle(a, b):
         return "an operation between them reads one and is read by the other"
     return plan
+
+
+def why_alone(group: Group) -> str | None:
+    """Why nothing is computed beside what a group computes: sums over rows would leave a thread few points."""
+    long = [member for member in group.members if member.cost >= LONG and member.kind is FusionKind.POINTWISE]
+    return f"{long[0].name} is long" if long and group.limits.recomputes else None
 
 
 def _why_not_after_product(a: Group, b: Group) -> str | None:

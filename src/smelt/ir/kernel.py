@@ -339,12 +339,13 @@ class Softmax:
     """`out` = exp(value) over the sum of exp(value) of this row's cols, at every point; of `value`'s dtype.
 
     `sums`, if it is not "", is the logarithm of that sum: one for the row, visible in later stages. Where all values of
-    a row are -inf, or there are none, nothing has weight: `out` is zero and so is `sums`.
+    a row are -inf, or there are none, nothing has weight: `out` is zero and so is `sums`; with `nan`, `out` is NaN.
     """
 
     out: str
     value: str
     sums: str = ""
+    nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ def format_instruction(instruction: Instruction) -> str:
         case Contract(out, axes, left, right, dtype):
             factors = f"{_format_factor(left)}, {_format_factor(right)}"
             return f"{out} = contract ({_format_axes(axes)}) {factors} : {short_name(dtype)}"
-        case Softmax(out, source, sums):
-            return f"{out}{', ' if sums else ''}{sums} = softmax {source}"
+        case Softmax(out, source, sums, nan):
+            return f"{out}{', ' if sums else ''}{sums} = softmax {source}{' or nan' if nan else ''}"
         case WeightedSum(buffer, index, axes, source, factor, dtype):
             summed = f"{buffer}[{format_index(index)}] = {source} * {_format_factor(factor)}"
             return f"weighted sum ({_format_axes(axes)}) {summed} : {short_name(dtype)}"

@@ -40,7 +40,7 @@ _WHY = {
     ),
     "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
     "scatters to indices that depend on data, several to one": (
-        "put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
+        "put nll_loss_backward nll_loss2d_backward"
     ),
     "reads a window for each element": (
         "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward adaptive_avg_pool1d _adaptive_avg_pool2d "

@@ -26,6 +26,7 @@ from smelt.symbolic.shapes import Shape, Size
 CHEAP = 1
 ROOT = 4
 TRANSCENDENTAL = 12
+LONG = 200  # on a GPU, a kernel of its own: its threads take many points side by side, which share the work
 LIBRARY_COST = 1000
 
 
@@ -178,6 +179,7 @@ class LookupIndex:
 class LookupCall:
     """A call, read: `along` has for each dim of `source` the dim of the result that it runs along with, or None where
     the place is worked out; `emit(emitter, fetch, *indices)` does that, given the elements of the indices at a point.
+    Tensors `beside` the source are read along with the same dims: `emit` gets a fetch for each.
     """
 
     source: fx.Node
@@ -185,6 +187,17 @@ class LookupCall:
     emit: EmitRule
     indices: tuple[LookupIndex, ...] = ()
     demands: tuple[Demand, ...] = ()
+    beside: "tuple[LookupBeside, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookupBeside:
+    """A tensor of the same rank as the source of a lookup, in which elements are looked up, too: `emit(emitter,
+    element)` makes of each element what is kept of it, in `dtype`."""
+
+    node: fx.Node
+    dtype: torch.dtype
+    emit: EmitRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from smelt.symbolic.shapes import is_dense
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
     "pointwise", "compare_select", "activations", "creation", "reductions", "scans", "concat", "gathers", "shift_pad",
-    "scatters", "views", "math_functions", "library", "dropout",
+    "scatters", "views", "math_functions", "library", "dropout", "pool_gradients",
 )  # fmt: skip
 _loaded = False
 _HAS_LIBRARY: ContextVar[bool] = ContextVar("has_library", default=True)

@@ -455,3 +455,17 @@ def test_a_sum_of_floats_is_pythons() -> None:
         "sum([1.5, 2j])",
     ):
         check(expression)
+
+
+def test_expressions_read_the_characters_of_subclasses_of_str() -> None:
+    """As torchao asks for the version of PyTorch."""
+
+    def program(x: torch.Tensor) -> Any:
+        found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+        assert found is not None
+        return x + int(found.group(1)), re.sub("[0-9]", "n", torch.__version__)
+
+    captured = Captured()
+    result = captured(program, torch.ones(2))
+    assert torch.equal(result[0], program(torch.ones(2))[0]) and result[1] == program(torch.ones(2))[1]
+    assert type(result[1]) is str and not captured.breaks

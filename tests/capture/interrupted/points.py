@@ -63,7 +63,7 @@ _NAMES = """
     enable_grad.__exit__ compile_kernels load drive _fast_forward.<locals>.call _Run.begin _Run.go_on _Run._follow
     Stop.materialize FrameRecipe.materialize Computation.rebuilt Computation._in_final_ambient Ambient.switch_from
     Ambient.impose interpret _run timed Backwards.__call__ Differentiable._make_once SizedGraph._made_once
-    SizedGraph._make CompiledBackwards._made_once write_back copy_back _write_items _write_slots _extend
+    SizedGraph._make CompiledBackwards._made_once write_back copy_back _update_items _write_items _write_slots _extend
     Recipe.registers
 """
 DELICATE = frozenset(_NAMES.split())

@@ -1,11 +1,13 @@
 """GPU schedules at their edges: every fold and dtype, NaN, empty axes, updates in place, places that data tells,
 several loops with what they keep aside, long rows that many blocks share, sums that stay accurate."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.bodies.rows_body import Rows
+from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from tests.codegen.cpu.test_layouts import DTYPES
@@ -410,6 +412,26 @@ def test_columns_that_blocks_share(rows: int, cols: int, split: None) -> None:
     kernel = parse_kernel(text)
     assert len(build(kernel, 4).plan.phases) == 2
     same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("rows, cols", [(3001, 64), (2900, 128), (5003, 32)])
+def test_masks_only_the_last_turn_of_a_part(
+    rows: int, cols: int, split: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    whole_turns = RowsBody._whole_turns
+
+    def seen(body: RowsBody, *args: Any) -> Any:
+        found.append(whole_turns(body, *args))
+        return found[-1]
+
+    monkeypatch.setattr(RowsBody, "_whole_turns", seen)
+    text = (
+        f"kernel k rows(i:{rows}) cols(j:{cols})\n in x: f32[{rows * cols}]\n out c: f32[{cols}]\n out d: f32[{cols}]\n"
+        f" loop:\n a = load x[{cols}*i + j]\n accumulate sum c[j] = a\n accumulate max d[j] = a"
+    )
+    same_as_reference(parse_kernel(text))
+    assert any(each is not None for each in found)
 
 
 def test_more_folds_than_shared_memory_has_room_for() -> None:

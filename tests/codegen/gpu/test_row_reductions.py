@@ -7,6 +7,7 @@ import pytest
 
 from smelt.codegen.gpu import grid_plan
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductions
+from smelt.codegen.gpu.row_reductions import row_reads
 from smelt.ir.kernel import Kernel
 from tests.codegen.gpu.on_host import OnHost, ptx
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
@@ -167,6 +168,51 @@ def test_the_next_row_is_read_while_one_is_computed(
     assert isinstance(folds, RowReductions) and folds.prefetches and folds.each > 1
     loose = dtype != "f32"
     made.check(rtol=2e-2 if loose else 1e-5, atol=(1e-2 if loose else 1e-5) * rows)
+
+
+IN_PLACE = """
+kernel in_place rows(i:{rows}) cols(j:{cols})
+  inout g: bf16[{rows}*{cols}]
+  inout h: bf16[{rows}*{cols}]
+  in x: bf16[{rows}*{cols}]
+  out dw: f32[{cols}]
+  out db: f32[{cols}]
+  loop:
+    a0 = load g[{cols}*i + j]
+    a = cast a0 : f32
+    b0 = load h[{cols}*i + j]
+    b = cast b0 : f32
+    c = add a, b : f32
+    x0 = load x[{cols}*i + j]
+    x1 = cast x0 : f32
+    d = mul c, x1 : f32
+    s = reduce sum d
+    c0 = cast c : bf16
+    store g[{cols}*i + j] = c0
+    accumulate sum dw[j] = d
+  row:
+    n = const {cols} : f32
+    t = div s, n : f32
+  loop:
+    y0 = load x[{cols}*i + j]
+    y1 = cast y0 : f32
+    e = mul y1, t : f32
+    e0 = cast e : bf16
+    store h[{cols}*i + j] = e0
+    accumulate sum db[j] = e
+"""
+
+
+@pytest.mark.parametrize("rows, cols", [(300, 128), (61, 96), (37, 7)])
+def test_reads_the_next_row_of_what_is_updated_in_place(monkeypatch: pytest.MonkeyPatch, rows: int, cols: int) -> None:
+    monkeypatch.setattr(grid_plan, "_resident", lambda *_: 3)
+    monkeypatch.setattr(grid_plan, "_MULTIPROCESSORS", 1)
+    text = IN_PLACE.replace("{rows}*{cols}", str(rows * cols)).format(rows=rows, cols=cols)
+    made = OnHost(parse_kernel(text))
+    grid = made.plan.phases[0]
+    assert isinstance(grid, RowReductions) and grid.prefetches and grid.each > 1
+    assert {load.buffer for load in row_reads(grid.kernel)} == {"g", "h", "x"}
+    made.check(rtol=2e-2, atol=1e-2 * rows)
 
 
 def test_rows_that_would_not_fit_are_not_read_ahead(few_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:

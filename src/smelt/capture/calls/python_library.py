@@ -135,7 +135,8 @@ _METHODS |= {"group", "groups", "groupdict", "start", "end", "span", "expand", "
 
 
 def _real(interp: Interpreter, value: Value) -> Any:
-    if isinstance(value, Object) and type(value.value) in _OBJECTS:
+    if isinstance(value, Object) and (type(value.value) in _OBJECTS or isinstance(value.value, str)):
+        # Of a subclass of str, such as torch.__version__, expressions read the characters alone.
         return interp.externals.guard_identity(value)
     return interp.plain(value)
 

@@ -226,15 +226,23 @@ class EntryState:
         return all(alias_holds(collected[one], collected[other], same) for one, other, same in self.relations)
 
     def checker(self) -> Callable[[tuple[Any, ...]], bool]:
-        """`holds`, for every call: that objects are distinct, as a model's layers are, takes linear time."""
-        distinct = sorted({place for *pair, same in self.relations if same is False for place in pair})
-        others = replace(self, relations=tuple(each for each in self.relations if each[2] is not False))
-        if len(distinct) < 2:
+        """`holds`, for every call: that objects are distinct, as a model's layers are, or no views of one tensor, takes
+        linear time."""
+        distinct, apart = (
+            sorted({place for *pair, same in self.relations if same is relation for place in pair})
+            for relation in (False, None)
+        )
+        others = replace(self, relations=tuple(each for each in self.relations if each[2] is True))
+        if len(distinct) < 2 and len(apart) < 2:
             return self.holds
-        chosen, count, has_others = operator.itemgetter(*distinct), len(distinct), not others.open
+        chosen = operator.itemgetter(*distinct) if distinct else lambda collected: ()
+        count, has_others = len(distinct), not others.open
 
         def holds(collected: tuple[Any, ...]) -> bool:
             if len(set(map(id, chosen(collected)))) < count:
+                return self.holds(collected)
+            bases = {id(tensor if (base := tensor._base) is None else base) for tensor in [collected[n] for n in apart]}
+            if len(bases) < len(apart):
                 return self.holds(collected)
             return not has_others or others.holds(collected)
 

@@ -87,7 +87,14 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
         changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
 
     if removed or changed:
-        build.by_keys(functools.partial(_write_items, value.kind, removed), real, {key: final[key] for key in changed})
+        is_update = value.kind is dict and not removed  # as for objects whose attributes change
+        write = _update_items if is_update else functools.partial(_write_items, value.kind, removed)
+        build.by_keys(write, real, {key: final[key] for key in changed})
+
+
+def _update_items(changed: tuple[Any, ...], real: Any, *items: Any) -> None:
+    """`_write_items` into a dict, nothing removed: 4 times as fast."""
+    dict.update(real, zip(changed, items, strict=True))
 
 
 def _write_items(base: Any, removed: tuple[Any, ...], changed: tuple[Any, ...], real: Any, *items: Any) -> None:
@@ -120,6 +127,8 @@ _WRITERS: dict[type, Callable[[Rebuilder, Any], object]] = {
     Cell: lambda build, value: build.step(fill_cell, build.operand(value), build.operand(value.contents)),
 }
 
-WRITERS: frozenset[Callable[..., None]] = frozenset({_extend, _refill_list, _refill_deque, _write_items, _write_slots})
+WRITERS: frozenset[Callable[..., None]] = frozenset(
+    {_extend, _refill_list, _refill_deque, _update_items, _write_items, _write_slots}
+)
 """What changes an object from outside: the steps of recipes that do are these, or partials of them, and the object is
 the first operand."""

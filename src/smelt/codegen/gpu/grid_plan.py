@@ -80,6 +80,9 @@ _WARP_VALUES = 64  # of a row, that a thread keeps rather than share the row wit
 _FOLD_VALUES = 88  # that a thread has of a row, the next and reductions over rows: two blocks of 256 threads fit (H200)
 _MOST_SUMS = 16  # that a thread has of rows side by side, each in two registers
 _LEAST_WIDTH = 4  # points that are still read side by side then
+_LOOP_THREADS = 1024  # of a multiprocessor, at least, that go through cols in a loop
+_LOOP_WORDS = 16  # that they read at once
+_LEAST_LOOP_WIDTH = 2
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_LANES = 8  # of a warp, that have rows side by side where rows are few: with floats, a sector of memory
 _LEAST_BYTES = 64  # that a warp reads side by side
@@ -370,10 +373,8 @@ def _one_pass(kernel: Kernel, target: Target) -> Grids:
     more += len(row_reads(first.kernel, len(groups))) if prefetches else 0
     preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
     resident = _resident(first, prefetches) // _MULTIPROCESSORS if prefetches or not first.unrolled else 0
-    room = replace(first, kernel=with_room(first.kernel, parts)).parameters()
-    many_rows = RowReductions(
-        **room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches, resident=resident
-    )
+    room = replace(first, kernel=with_room(first.kernel, parts), resident=resident).parameters()
+    many_rows = RowReductions(**room, groups=groups, parts=parts, each=each, preloads=preloads, prefetches=prefetches)
     return [many_rows, *_phases(finishing(one_pass, parts), target)]
 
 
@@ -585,7 +586,24 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
     warps = 1
     while warps < _MOST_WARPS and warps * (warp // lanes) * 4 < hint(kernel.col_count):
         warps *= 2
-    return _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
+    grid = _unrolled(Rows(kernel, part.bounds, True, warps * warp, warps * warp // lanes, width, False, warp))
+    if grid.unrolled or lanes < warp:
+        return grid
+    most = _REGISTER_FILE // _LOOP_THREADS
+    while grid.width > _LEAST_LOOP_WIDTH and _loop_registers(kernel, grid.width) > most:
+        grid = replace(grid, width=grid.width // 2)
+    return replace(grid, resident=_LOOP_THREADS // grid.threads if _loop_registers(kernel, grid.width) <= most else 0)
+
+
+def _loop_registers(kernel: Kernel, width: int) -> int:
+    """How many registers a thread uses that goes through the cols of so many rows side by side: two for each sum, one
+    for what all cols have in common, and what it reads at once."""
+    cols = {axis.name for axis in kernel.cols}
+    most = 0
+    for body in (stage.body for stage in kernel.stages if stage.loop):
+        common = {(i.buffer, i.index) for i in body if isinstance(i, Load) and not i.index.axes & cols}
+        most = max(most, len(common) + 2 * sum(isinstance(i, Reduce) for i in body))
+    return width * most + _LOOP_WORDS + _WORKING_REGISTERS
 
 
 def _narrower(rows: Rows) -> Rows:

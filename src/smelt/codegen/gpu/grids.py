@@ -21,6 +21,7 @@ class Grid:
     kernel: Kernel
     threads: int  # of a block
     resident = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
+    padded = False  # whether the last of adjacent points may be none
     cluster = 1  # blocks that run at the same time and read each other's shared memory
     product: LibraryProduct | None = None  # what a library may do instead of this grid and `instead_of - 1` after it
     instead_of = 0

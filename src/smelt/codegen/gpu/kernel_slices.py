@@ -35,6 +35,7 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.symbolic.symsize import known_equal
 
 _EFFECTS = Store | Accumulate | Scatter
 
@@ -139,3 +140,14 @@ def exchanged(kernel: Kernel, old: Instruction, new: Sequence[Instruction], extr
     """With other instructions in the place of one."""
     kernel = rewritten(kernel, lambda i: new if i is old else [i])
     return replace(kernel, buffers=(*kernel.buffers, *extra))
+
+
+def updated_in_place(kernel: Kernel) -> set[str]:
+    """Buffers of which each point is read and written at one index, which names all axes: by one thread, once."""
+    names = {axis.name for axis in kernel.rows + kernel.cols if not known_equal(axis.size, 1)}
+    indices: dict[str, set[Index]] = {}
+    for i in kernel.instructions():
+        if isinstance(i, Access):
+            indices.setdefault(i.buffer, set()).add(i.index)
+    inout = [buffer.name for buffer in kernel.buffers if buffer.role is Role.INOUT]
+    return {name for name in inout if len(indices[name]) == 1 and names <= next(iter(indices[name])).axes}

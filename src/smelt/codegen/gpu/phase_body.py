@@ -244,19 +244,30 @@ class PhaseBody:
         return tuple(b.add(first, b.const("i64", way * step)) if way else first for way in range(self.width))
 
     def _gathered(self, i: Gather, where: Coordinates) -> Values:
-        """At most the last element within each extent: nothing outside of the buffer is read."""
+        """At most the last element within each extent: nothing outside of the buffer is read. Points side by side that
+        share their places are read together."""
         b, buffer = self.b, self.kernel.buffer(i.buffer)
-        pointer, kind = b.pointer(i.buffer), memory_kind(buffer.dtype)
+        pointer, kind, constant = b.pointer(i.buffer), memory_kind(buffer.dtype), buffer.role is Role.INPUT
 
-        def read(at: Value, *places: Value) -> Value:
+        def position(at: Value, *places: Value) -> Value:
             for place, (_, stride, extent) in zip(places, i.by, strict=True):
                 last = b.const("i64", extent - 1)
                 inside = b.icmp("ult", place, b.const("i64", extent))
                 at = b.add(at, b.mul(b.select(inside, place, last), b.const("i64", stride)))
-            (raw,) = b.load_global(pointer, at, kind, constant=buffer.role is Role.INPUT)
+            return at
+
+        def read(at: Value, *places: Value) -> Value:
+            (raw,) = b.load_global(pointer, position(at, *places), kind, constant=constant)
             return from_memory(b, raw, buffer.dtype)
 
-        return self._each([self._position(i.index, where), *(self.values[name] for name, _, _ in i.by)], read)
+        first, places = self._position(i.index, where), [self.values[name] for name, _, _ in i.by]
+        together = known_equal(self._step_of(i.index), 1) and not self.grid.padded
+        if together and all(len(place) == 1 for place in places):
+            aligned = self._is_aligned(i.index) and all(is_multiple(stride, self.width) for _, stride, _ in i.by)
+            at = position(first[0], *(place[0] for place in places))
+            raws = b.load_global(pointer, at, kind, self.width, aligned=aligned, constant=constant)
+            return tuple(from_memory(b, raw, buffer.dtype) for raw in raws)
+        return self._each([first, *places], read)
 
     def _scatter(self, i: Scatter, where: Coordinates, mask: Mask) -> None:
         """Each point by itself, in any order; one whose place is outside leaves nothing."""

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from itertools import takewhile
 
+import torch
+
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import dense_index, reindexed, rewritten
 from smelt.codegen.gpu.kernel_slices import has, in_order, leading_to, with_axes, with_buffers
@@ -172,16 +174,23 @@ def staged_in_memory(kernel: Kernel) -> list[Kernel]:
     return [with_buffers(changed, changed.stages, extra, kernel.name), *more]
 
 
-def reducing(kernel: Kernel, folds: Sequence[tuple[Accumulate, Buffer]], axes: Sequence[Axis], name: str) -> Kernel:
+def reducing(
+    kernel: Kernel, folds: Sequence[tuple[Accumulate, Buffer]], axes: Sequence[Axis], name: str, *, wide: bool = False
+) -> Kernel:
     """A kernel that reduces operands, which are dense along `axes` in a buffer for each of `folds`. These keep the same
-    axes."""
+    axes. `wide`: sums of float32 are added up in float64."""
     kept = folds[0][0].index.axes
     rows, cols = [axis for axis in axes if axis.name in kept], [axis for axis in axes if axis.name not in kept]
     body: list[Instruction] = []
     after: list[Instruction] = []
     for fold, buffer in folds:
         value, out = f"{buffer.name}.value", f"{buffer.name}.fold"
-        body += [Load(value, buffer.name, dense_index(axes)), Reduce(out, fold.op, value)]
+        body.append(Load(value, buffer.name, dense_index(axes)))
+        if wide and fold.op == "sum" and buffer.dtype is torch.float32:
+            body += [Cast(f"{value}.wide", value, torch.float64), Reduce(f"{out}.wide", fold.op, f"{value}.wide")]
+            after.append(Cast(out, f"{out}.wide", torch.float32))
+        else:
+            body.append(Reduce(out, fold.op, value))
         after += _stored(kernel, fold, out)
     stages = (Stage(True, tuple(body)), Stage(False, tuple(after)))
     inputs = [replace(buffer, role=Role.INPUT) for _, buffer in folds]

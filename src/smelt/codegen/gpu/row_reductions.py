@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import dense_index, rewritten
-from smelt.codegen.gpu.kernel_slices import has, with_axes
+from smelt.codegen.gpu.kernel_slices import has, updated_in_place, with_axes
 from smelt.codegen.gpu.phase_kernels import reducing
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Role,
     Scan,
     Scatter,
+    Store,
 )
 from smelt.symbolic.shapes import Size, product
 
@@ -94,7 +95,7 @@ def finishing(one_pass: OnePass, parts: Size) -> list[Kernel]:
         partials = [one_pass.kernel.buffer(f"{fold.buffer}.parts") for fold in folds]
         buffers = [replace(each, size=each.size * parts) for each in partials]
         both = list(zip(folds, buffers, strict=True))
-        kernels.append(reducing(kernel, both, (Axis(_PART, parts), *axes), f"parts{number}"))
+        kernels.append(reducing(kernel, both, (Axis(_PART, parts), *axes), f"parts{number}", wide=True))
     return kernels
 
 
@@ -106,10 +107,15 @@ def preloadable(kernel: Kernel, groups: int) -> list[Load]:
 
 
 def row_reads(kernel: Kernel, groups: int = 0, *, loop: bool = True) -> list[Load]:
-    """Loads of loops, or of what runs once a row, that differ from row to row, of what nobody writes meanwhile."""
-    folded = {axis.name for axis in kernel.rows[groups:]}
+    """Loads of loops, or of what runs once a row, that differ from row to row, before anybody writes there."""
+    folded, own = {axis.name for axis in kernel.rows[groups:]}, updated_in_place(kernel)
     loads: dict[tuple[str, Index], Load] = {}
-    for i in (i for stage in kernel.stages if stage.loop == loop for i in stage.body):
-        if isinstance(i, Load) and i.index.axes & folded and kernel.buffer(i.buffer).role is Role.INPUT:
-            loads.setdefault((i.buffer, i.index), i)
+    written: set[str] = set()
+    for stage in kernel.stages:
+        for i in stage.body:
+            if isinstance(i, Load) and stage.loop == loop and i.index.axes & folded:
+                if kernel.buffer(i.buffer).role is Role.INPUT or i.buffer in own - written:
+                    loads.setdefault((i.buffer, i.index), i)
+            elif isinstance(i, Store):
+                written.add(i.buffer)
     return list(loads.values())

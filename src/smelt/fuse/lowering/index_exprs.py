@@ -3,9 +3,11 @@
     chosen(e, 0, 2, (1,), x)   →   where(position(0) == 1, x, 0)         x is the second half of a tensor of zeros
 """
 
+from typing import Any
+
 import torch
 
-from smelt.ops.record import EmitRule, Emitter, OperandMemory, Scalar
+from smelt.ops.record import EmitRule, Emitter, Fetch, OperandMemory, Scalar
 from smelt.symbolic.shapes import Size
 
 
@@ -19,16 +21,18 @@ def chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements
     return chosen_element
 
 
-def looked_up(
-    e: Emitter, source: OperandMemory, free: tuple[tuple[Size, Size], ...], emit: EmitRule, *indices: Scalar
-) -> Scalar:
-    """The result of a lookup's own code on elements read at its places."""
+def looked_up(e: Emitter, free: tuple[tuple[tuple[Size, Size], ...], ...], emit: EmitRule, *elements: Any) -> Scalar:
+    """The result of a lookup's own code on elements read at its places: `free` has strides and extents of each source,
+    and `elements` the sources, then the indices."""
 
-    def fetch(*places: Scalar) -> Scalar:
-        by = [(place, stride, extent) for place, (stride, extent) in zip(places, free, strict=True)]
-        return e.gather(source, by)
+    def fetch_from(source: OperandMemory, dims: tuple[tuple[Size, Size], ...]) -> Fetch:
+        def fetch(*places: Scalar) -> Scalar:
+            return e.gather(source, [(place, *dim) for place, dim in zip(places, dims, strict=True)])
 
-    return emit(e, fetch, *indices)
+        return fetch
+
+    fetches = [fetch_from(source, dims) for source, dims in zip(elements, free, strict=False)]
+    return emit(e, *fetches, *elements[len(free) :])
 
 
 def is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None) -> Scalar:

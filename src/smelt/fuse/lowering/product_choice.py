@@ -19,6 +19,7 @@ from torch import fx
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
 from smelt.device.product_costs import (
+    MANY_QUERIES,
     MatrixSizes,
     ProductCosts,
     gpu_library_costs,
@@ -298,7 +299,6 @@ LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any
 MANY_KEYS = 1024  # which flash attention goes through faster, measured on an H200: it has no masks
 FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them
 MOST_SHARING = 8  # queries and heads for which keys are read once
-MANY_QUERIES = 64  # a block's: 1.4 to 2.2 times as fast as efficient attention, measured on an H200
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 

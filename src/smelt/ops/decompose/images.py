@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from smelt.device.host_library import on_host
 from smelt.ops.decompose.table import choose, decomposes, widen
 from smelt.symbolic.shapes import product
 
@@ -128,27 +129,37 @@ def max_pool2d_with_indices(
     ceil: bool = False,
 ) -> Any:
     """The greatest of each window, the first of equals, and where in the image it stands. NaN is greater than all."""
-    above, before = _pair(padding)
-    padded = aten.constant_pad_nd.default(x, [before, before, above, above], -math.inf) if above or before else x
-    windows = _windows(padded, kernel, stride, (), ceil)
-    if windows is None or any(number != 1 for number in dilation) or not x.dtype.is_floating_point:
+    edges = above, before = _pair(padding)
+    size, step = _pair(kernel), _pair(stride or kernel)
+    if any(number != 1 for number in dilation) or product(size) > _MOST:
         return NotImplemented
+    if x.dim() != 4 or not x.dtype.is_floating_point:
+        return NotImplemented
+    # Rounding up makes a difference only where something is left over.
+    extents = [extent + 2 * edge - k for extent, edge, k in zip(x.shape[2:], edges, size, strict=True)]
+    if ceil and any(extent % s for extent, s in zip(extents, step, strict=True)):
+        return NotImplemented
+    if any(edges) and (on_host(x.device) or not all(type(extent) is int for extent in x.shape)):
+        parts = _parts(_padded(x, edges, edges), size, step)
+    else:
+        parts = _parts_at_edges(x, size, step, edges) if any(edges) else _parts(x, size, step)
     best: Any = None
     down: Any = None  # from the window's first row
     along: Any = None
-    for i, j, part in _parts(padded, *windows):
+    for i, j, part in parts:
         i, j = (aten.full.default([], number, dtype=torch.int32, device=x.device) for number in (i, j))
         better = (part > best) | (part != part) if best is not None else None
         best, down, along = (
             new if better is None else torch.where(better, new, old)
             for new, old in ((part, best), (i, down), (j, along))
         )
-    starts = zip(best.shape[2:], windows[1], (above, before), strict=True)
-    rows, cols = (_ramp(count, step, x) - edge for count, step, edge in starts)
+    starts = zip(best.shape[2:], step, edges, strict=True)
+    rows, cols = (_ramp(count, each, x) - edge for count, each, edge in starts)
     # Where all is -inf, what stands beyond the edge is first: PyTorch begins with the first element within.
-    places = ((rows[:, None] + down, above), (cols + along, before))
-    row, col = (place.clamp_min(0) if edge else place for place, edge in places)
-    return best.clone() if product(windows[0]) == 1 else best, (row * x.shape[3] + col).expand(best.shape).clone()
+    inside = ((rows[:, None] + down, above), (cols + along, before))
+    row, col = (place.clamp_min(0) if edge else place for place, edge in inside)
+    places = row * x.shape[3] + col
+    return (best.clone(), places.expand(best.shape).clone()) if product(size) == 1 else (best, places)
 
 
 def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[tuple[int, int, Tensor]]:
@@ -157,6 +168,29 @@ def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[
     for i in range(size[0]):
         for j in range(size[1]):
             yield i, j, x[:, :, i : i + rows * step[0] + 1 : step[0], j : j + cols * step[1] + 1 : step[1]]
+
+
+def _padded(x: Tensor, first: tuple[int, int], last: tuple[int, int]) -> Tensor:
+    padded: Tensor = aten.constant_pad_nd.default(x, [first[1], last[1], first[0], last[0]], -math.inf)
+    return padded
+
+
+def _parts_at_edges(
+    x: Tensor, size: tuple[int, int], step: tuple[int, int], edges: tuple[int, int]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """`_parts` of a padded image that is never in memory: each part has its own padding."""
+    for i in range(size[0]):
+        for j in range(size[1]):
+            part, before, behind = x, [0, 0], [0, 0]
+            for dim, (place, k, s, edge) in enumerate(zip((i, j), size, step, edges, strict=True)):
+                extent, first = x.shape[2 + dim], place - edge
+                count = (extent + 2 * edge - k) // s + 1
+                low = min(count, max(0, -(first // s)))
+                high = max(low, min(count, (extent - 1 - first) // s + 1))
+                begin = low * s + first if high > low else 0
+                part = aten.slice.Tensor(part, 2 + dim, begin, begin + (high - low - 1) * s + 1 if high > low else 0, s)
+                before[dim], behind[dim] = low, count - high
+            yield i, j, _padded(part, (before[0], before[1]), (behind[0], behind[1])) if any(before + behind) else part
 
 
 def _ramp(count: int, step: int, like: Tensor) -> Tensor:
@@ -187,11 +221,11 @@ def max_pool2d_with_indices_backward(
 
 
 def _to_chosen(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    """The gradients of windows, added up at places that count the elements of an image in rows. PyTorch's kernel for
-    NVIDIA's GPUs looks at the windows of each element instead, which is faster than atomic additions."""
+    """The gradients of windows, added up at places that count the elements of an image in rows. On a GPU, each
+    element looks at its windows instead (`ops/pool_gradients.py`), which is faster than atomic additions."""
     if x.dim() != 4 or not x.dtype.is_floating_point:
         return NotImplemented
-    if x.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+    if not on_host(x.device):
         return NotImplemented
     n, c, h, w = x.shape
     if grad.is_contiguous() and indices.is_contiguous():

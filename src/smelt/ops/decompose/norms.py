@@ -77,6 +77,18 @@ def _input_gradient(scaled: Tensor, centered: Tensor, rstd: Tensor, dims: list[i
     return aten.addcmul.default(less, scaled, rstd)  # type: ignore[no-any-return]
 
 
+def _from_sums(
+    incoming: Tensor, centered: Tensor, factor: Tensor, along: Tensor, total: Tensor, count: int
+) -> Tensor:
+    """The gradient of a norm's input where statistics and weight are per channel. What is added up needs no weight, so
+    that the gradients of weight and bias are the same sums."""
+    if count == 1:
+        return (incoming - incoming) * factor
+    minus = -factor
+    less = aten.addcmul.default(total / count * minus, centered, along / count * minus)
+    return aten.addcmul.default(less, incoming, factor)  # type: ignore[no-any-return]
+
+
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`value` · weight + bias, rounded once where there are both."""
     if weight is not None and bias is not None:
@@ -317,10 +329,14 @@ def batch_norm_backward(
     inverse = _per_channel(x, rstd) if rstd is not None else torch.rsqrt(_per_channel(x, running_var) + eps)  # type: ignore[arg-type]
     incoming = widen(grad)
     centered = widen(x) - _per_channel(x, mean)
-    scaled = incoming if weight is None else incoming * _per_channel(x, weight)
+    factor = inverse if weight is None else inverse * _per_channel(x, weight)
+    along = torch.sum(incoming * centered, dims, True) * inverse if (mask[0] and training) or mask[1] else None
+    total = torch.sum(incoming, dims, True) if (mask[0] and training) or mask[2] else None
     to_x = None
-    if mask[0]:
-        to_x = (_input_gradient(scaled, centered, inverse, dims) if training else scaled * inverse).to(x.dtype)
-    to_weight = torch.sum(incoming * (centered * inverse), dims) if mask[1] else None
-    to_bias = torch.sum(incoming, dims) if mask[2] else None
-    return to_x, to_weight, to_bias
+    if mask[0] and training and along is not None and total is not None:
+        to_x = _from_sums(incoming, centered, factor, along * inverse, total, product(x.shape) // x.shape[1])
+    elif mask[0]:
+        to_x = incoming * factor
+    to_weight = None if along is None or not mask[1] else along.view(x.shape[1])
+    to_bias = None if total is None or not mask[2] else total.view(x.shape[1])
+    return to_x if to_x is None else to_x.to(x.dtype), to_weight, to_bias

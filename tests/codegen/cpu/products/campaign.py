@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.campaigns import Campaign
 from tests.codegen.cpu.products.running import failures, failures_in_symbols, told
+from tests.codegen.quick_code import continue_quickly
 
 
 def examine(seed: int) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def examine(seed: int) -> dict[str, Any]:
     return {"runs": schedules, "refused": int(not schedules and not wrong), "failure": failure}
 
 
-CAMPAIGN = Campaign("tests.codegen.cpu.products.campaign", examine, told, ("runs", "refused"), count=10_000)
+CAMPAIGN = Campaign("tests.codegen.cpu.products.campaign", examine, told, ("runs", "refused"), continue_quickly, 10_000)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def why_not(problem: AttentionProblem, target: Target) -> str | None:
     softmax, body = problem.softmax, problem.kernel.stages[0].body
     if softmax is None:
         return "it has no softmax"
+    if softmax.nan:
+        return "rows without weights are NaN"
     after = body[body.index(softmax) + 1 :]
     alone = len(problem.sums) == len(problem.scores) == len(after) == 1 and not problem.products
     if not alone or problem.sums[0].sum.value != softmax.out or not problem.sums[0].over_keys:

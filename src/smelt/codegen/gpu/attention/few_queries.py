@@ -72,6 +72,8 @@ def _why_not(kernel: Kernel) -> str | None:
     kinds = [sum(isinstance(i, kind) for i in body) for kind in (Contract, Softmax, WeightedSum)]
     if len(kernel.stages) != 1 or kinds != [1, 1, 1] or len(kernel.cols) != 1:
         return "it has several scores or results"
+    if any(isinstance(i, Softmax) and i.nan for i in body):
+        return "rows without weights are NaN"
     folds = [i for i in body if isinstance(i, Contract | WeightedSum)]
     if any(not isinstance(i, _POINTS | Contract | Softmax | WeightedSum) for i in body):
         return "something is stored beside what is weighed"

@@ -490,7 +490,8 @@ class ScoreTilesBody(PhaseBody):
                 for distance in (1, 2):
                     total = b.fadd(total, b.shuffle_xor(total, distance))
                 is_empty = b.fcmp("oeq", total, 0.0)
-                shares[row] = b.select(is_empty, 0.0, b.fdiv(b.const("f32", 1.0), total))
+                inverse = b.fdiv(b.const("f32", 1.0), total)  # zero times that is NaN where nothing has weight
+                shares[row] = inverse if self.softmax.nan else b.select(is_empty, 0.0, inverse)
                 if self.problem.last:
                     log = b.fma(most, self.scale, compute(b, "log", [total], F32))
                     self.values = {self.softmax.sums: (b.select(is_empty, 0.0, log),)}

@@ -12,6 +12,7 @@ from smelt.codegen.gpu.grids import POINT_THREADS, Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.vector_width import is_multiple
+from smelt.codegen.loops.scalars import from_memory
 from smelt.ir.kernel import Kernel, Load, Role, Store
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
@@ -85,7 +86,9 @@ class PointsBody(PhaseBody):
         return any(isinstance(i, Load) for i in self.stage.body[first:])
 
     def _read_all(self) -> None:
-        """Issue the loads of all vectors of a thread before the first store."""
+        """Issue the loads of all vectors of a thread before the first store. What many points share, and may be much of
+        one vector, is read where it is used: it is in the cache."""
+        axes = {axis.name for axis in self.grid.kernel.cols}
         stores = {(i.buffer, i.index) for i in self.stage.body if isinstance(i, Store)}
         written = {name for name, _ in stores}
         loads: dict[tuple[str, object], Load] = {}
@@ -95,14 +98,21 @@ class PointsBody(PhaseBody):
                 stored.add(i.buffer)  # what is read there after that is what was written
             if not isinstance(i, Load) or i.buffer in stored:
                 continue
+            if self.grid.vectors == 1 and not axes <= i.index.axes:
+                continue
             # What is updated in place is read where it is written, by no other point.
             if i.buffer not in written or (i.buffer, i.index) in stores:
                 loads.setdefault((i.buffer, i.index), i)
         for tile in range(self.grid.vectors):
             where, _ = self._cols(tile)
             for load in loads.values():
-                if self.kernel.buffer(load.buffer).role is not Role.SCRATCH:
-                    self.registers[load.buffer, load.index, tile] = self._loaded(load, where, tile)
+                buffer = self.kernel.buffer(load.buffer)
+                if buffer.role is not Role.SCRATCH:
+                    # The assembler moves reads of constant memory down to their uses, behind the stores.
+                    constant = buffer.role is Role.INPUT and self.grid.vectors > 1
+                    raws = self._load(load.buffer, load.index, where, constant=constant)
+                    values = tuple(from_memory(self.b, raw, buffer.dtype) for raw in raws)
+                    self.registers[load.buffer, load.index, tile] = values
 
     def _write_rest(self) -> None:
         """The last points, fewer than a vector has, by threads of the first block."""

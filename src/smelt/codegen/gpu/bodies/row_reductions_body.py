@@ -36,7 +36,6 @@ class RowReductions(Rows):
     each: int = 1
     preloads: bool = False  # what is the same in all rows of a group is loaded once
     prefetches: bool = False  # the next row is read while one is computed
-    resident: int = 0
 
     @property
     def group_count(self) -> Size:
@@ -158,7 +157,8 @@ class RowReductionsBody(RowsBody):
         rows, _ = self._row(turn, beyond=True) if self.grid.prefetches else ({}, None)
         for load, tile in self._reads:
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
-            raw = self._load(load.buffer, load.index, where, constant=True)
+            constant = self.kernel.buffer(load.buffer).role is Role.INPUT
+            raw = self._load(load.buffer, load.index, where, constant=constant)
             words += packed(self.b, raw)
         return words
 

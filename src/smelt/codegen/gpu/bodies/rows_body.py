@@ -15,17 +15,19 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.grids import Grid
+from smelt.codegen.gpu.kernel_slices import updated_in_place
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
 from smelt.codegen.gpu.phase_kernels import Bound
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.gpu.team_scans import RunningFold, TeamScan
+from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import cast
-from smelt.ir.kernel import Access, Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
+from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Load, Reduce, Role, Scan, Stage, Store
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import is_symsize, known_equal
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import is_symsize
 
 Name = TypeVar("Name")
 Carried = dict[str, Values]  # by a loop: for each reduction and scan, of what it defines
@@ -50,6 +52,7 @@ class Rows(Grid):
     unrolled: bool
     warp: int  # threads that run in step
     cluster: int = 1  # blocks that share a row
+    resident: int = 0
     padded: bool = False  # the last of a row's points may be fewer than `width`: what follows them is left out
 
     @property
@@ -107,6 +110,7 @@ class RowsBody(PhaseBody):
         self.is_first: Mask = None  # whether this thread stores what there is once a row
         self.stored_once: dict[tuple[str, Index], Values] = {}
         self.reads_rewritten = False  # something was loaded that this kernel stores to as well
+        self.inside = False  # whether the turns being written have no cols beyond the last
 
     def write(self) -> None:
         self._find_row()
@@ -185,10 +189,10 @@ class RowsBody(PhaseBody):
         def some_tiles(turn: Value, values: list[Value]) -> list[Value]:
             return flat(self._tiles(stage, turn, at_once, named(nothing, values)))
 
-        def emptied(turn: Value, values: list[Value]) -> list[Value]:
+        def emptied(limit: Value, turn: Value, values: list[Value]) -> list[Value]:
             before = named(nothing, values)
             beyond = b.add(turn, step)
-            end = b.select(b.icmp("slt", beyond, last), beyond, last)
+            end = b.select(b.icmp("slt", beyond, limit), beyond, limit)
             begin = {name: nothing[name] if name in sums else each for name, each in before.items()}
             after = named(nothing, b.carried_loop(end, flat(begin), some_tiles, first=turn))
             for name in (name for name in after if name in sums):
@@ -197,13 +201,43 @@ class RowsBody(PhaseBody):
                 after[name] = tuple(b.fadd(total, wide(value) if is_wide else value) for total, value in pairs)
             return flat(after)
 
-        turns = emptied if sums else some_tiles
-        folded = b.carried_loop(last, flat(totals), turns, step=step, guard=is_symsize(tiles))
+        def turns(limit: Value, carried: Sequence[Value], first: Value | int, *, guard: bool) -> list[Value]:
+            write = partial(emptied, limit) if sums else some_tiles
+            return b.carried_loop(limit, carried, write, first=first, step=step, guard=guard)
+
+        folded, whole = flat(totals), self._whole_turns(stage, at_once)
+        if whole is not None:
+            self.inside = True
+            folded = turns(whole, folded, 0, guard=True)
+            self.inside = False
+            self.registers.clear()
+        folded = turns(last, folded, 0 if whole is None else whole, guard=whole is not None or is_symsize(tiles))
         self.registers.clear()
         after = named(nothing, folded)
         for name in sums:  # the sums of all threads are added in float64
             after[name] = tuple(b.convert("fpext", value, "f64") for value in after[name])
         return after, dtypes | dict.fromkeys(sums, torch.float64)
+
+    def _whole_turns(self, stage: Stage, at_once: int) -> Value | None:
+        """How many iterations need no masks because all of their cols exist; None if all need them, or none do."""
+        b, cols, step = self.b, self.kernel.cols, self.grid.stride * at_once
+        if not any(isinstance(i, Reduce) for i in stage.body) or self.scans:
+            return None
+        count = self.kernel.col_count
+        ends = [bound for bound in self.grid.bounds if not is_multiple(bound.size, bound.chunk)]
+        if not ends:
+            return None if is_multiple(count, step) else b.const("i64", count // step)
+        names = [axis.name for axis in self.kernel.rows]
+        below = self.kernel.rows[names.index(ends[0].part) + 1 :]
+        one_part = self.grid.cluster == 1 and is_multiple(product(each.size for each in below), self.grid.rows_at_once)
+        if len(ends) > 1 or not one_part or ends[0].inner != cols[-1].name or len(cols) > 1 or is_symsize(count):
+            return None
+        # The same for all threads of a block, so that they stay together.
+        first_row = b.mul(b.block_number(), self.grid.rows_at_once)
+        part = self._coordinates(first_row, self.kernel.rows)[ends[0].part]
+        rest = b.sub(b.index(ends[0].size), b.mul(part, b.index(ends[0].chunk)))
+        rest = b.select(b.icmp("slt", rest, b.index(count)), rest, b.index(count))
+        return b.convert("zext", b.binary("udiv", rest, b.index(step)), "i64")
 
     def _tiles(self, stage: Stage, turn: Value, at_once: int, carried: Carried) -> Carried:
         """Several tiles, all read before the first is computed."""
@@ -237,7 +271,7 @@ class RowsBody(PhaseBody):
         """Issue all loads of these tiles before the first use, but for those of what other threads or tiles write."""
         if len(numbers) == 1:
             return
-        own = self._updated_in_place()
+        own = updated_in_place(self.kernel)
         for tile, number in enumerate(numbers):
             where, _ = self._cols(number)
             for i in stage.body:
@@ -245,18 +279,6 @@ class RowsBody(PhaseBody):
                 if isinstance(i, Load) and (role is Role.INPUT or i.buffer in own):
                     loaded = self._loaded(i, {**self.rows, **where}, tile)
                     self.registers[i.buffer, i.index, tile] = loaded
-
-    def _updated_in_place(self) -> set[str]:
-        """Buffers of which each point is read and written at one index, which names all axes: by one thread, in one
-        tile."""
-        kernel = self.kernel
-        names = {axis.name for axis in kernel.rows + kernel.cols if not known_equal(axis.size, 1)}
-        indices: dict[str, set[Index]] = {}
-        for i in kernel.instructions():
-            if isinstance(i, Access):
-                indices.setdefault(i.buffer, set()).add(i.index)
-        inout = [buffer.name for buffer in kernel.buffers if buffer.role is Role.INOUT]
-        return {name for name in inout if len(indices[name]) == 1 and names <= next(iter(indices[name])).axes}
 
     def _tile(self, stage: Stage, number: Value, tile: int, carried: Carried) -> Carried:
         """One pass of a thread over its cols: what the loop carried → what it carries on."""
@@ -294,6 +316,9 @@ class RowsBody(PhaseBody):
         b, grid = self.b, self.grid
         mask: Mask = None
         col = b.add(b.mul(number, grid.stride), self.first)
+        if self.inside:
+            self.lane_masks = ()
+            return self._coordinates(col, self.kernel.cols), None
         count = self.kernel.col_count
         if grid.padded:
             self.lane_masks = tuple(b.icmp("slt", b.add(col, lane), b.index(count)) for lane in range(grid.width))
