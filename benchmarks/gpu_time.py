@@ -2,14 +2,17 @@
 
     python -m benchmarks.gpu_steps --peers --json build/steps.json --out build/steps
     python -m benchmarks.gpu_time build/steps.json build/steps [--ways smelt torch.compile] [--to FOLDER]
+    python -m benchmarks.gpu_time build/steps.json
 
 Each step is split into the kernels of libraries (products and convolutions, attention, layout conversions), generated
 kernels, the kernels of eager PyTorch, copies and fills, and gaps, in which the GPU waits. `--to` writes the pictures,
-`gpu-time-light.svg` and `gpu-time-dark.svg`, a bar per program and way; without it the table is printed.
+`gpu-time-light.svg` and `gpu-time-dark.svg`, a bar per program and way; without it the table is printed. Without a
+folder the times of whole steps are printed, with ratios and their geometric means.
 """
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot import FONT, LABELS, THEMES, Theme
+from benchmarks.plot import FONT, THEMES, Theme
+from benchmarks.plot import LABELS as MODEL_LABELS
 
 # The first pattern that a kernel's name contains decides.
 KINDS: tuple[tuple[str, str], ...] = (
@@ -37,6 +41,21 @@ NAMES = {
     "copy": "copies, fills",
     "gap": "gaps",
 }
+LABELS = MODEL_LABELS | {
+    "resnet": "ResNet-50",
+    "vit": "ViT-B/16",
+    "gpt2-step": "GPT-2, whole step",
+    "gpt2-model-step": "GPT-2, whole step, model alone compiled",
+    "gpt2-infer": "GPT-2, inference, 1×128",
+    "llama-token": "Llama, one token",
+    "llama-infer": "Llama, inference, 8×512",
+    "qwen3": "Qwen3",
+    "t5": "T5",
+    "whisper": "Whisper",
+    "convnext": "ConvNeXt-T",
+    "swin": "Swin-T",
+    "transformer": "nn.TransformerEncoder",
+}
 _COLOURS = {
     "product": "#4c78a8",
     "attention": "#72b7b2",
@@ -47,7 +66,7 @@ _COLOURS = {
     "gap": "none",
 }
 _LINE = re.compile(r"^\s*([\d.]+) us\s+(\d+) x  (.*)$")
-_LEFT, _WIDTH, _RIGHT, _ROW, _TOP = 190, 760, 60, 18, 46
+_LEFT, _WIDTH, _RIGHT, _ROW, _TOP = 330, 880, 60, 18, 46
 
 
 def kind_of(kernel: str) -> str:
@@ -85,6 +104,38 @@ def table(parts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
             cells = " | ".join(f"{kinds[kind]:.2f}" if kinds[kind] >= 0.005 else "" for kind in NAMES)
             lines.append(f"| {LABELS.get(program, program)} | {way} | {sum(kinds.values()):.2f} | {cells} |")
     return "\n".join(lines)
+
+
+def step_table(programs: Mapping[str, Mapping[str, Mapping[str, Any]]], ways: Sequence[str]) -> str:
+    """A table in Markdown of whole steps: milliseconds by way, and the speed against the others, mode against mode."""
+    shown = list(dict.fromkeys(("eager", *ways)))
+    peers = [way for way in shown if not way.startswith("smelt")]
+    head = [f"{way}, ms (busy)" if way == "smelt" else f"{way}, ms" for way in shown]
+    lines = [
+        f"| | {' | '.join([*head, *(f'smelt against {way}' for way in peers), 'first step, s', 'peak memory, MiB'])} |",
+        "|---" * (len(shown) + len(peers) + 3) + "|",
+    ]
+    logs: dict[str, list[float]] = {way: [] for way in peers}
+    for program, figures in programs.items():
+        cells = [_step_cell(figures.get(way, {}), way == "smelt") for way in shown]
+        for way in peers:
+            ours = "smelt-graphs" if way.endswith("-graphs") else "smelt"
+            quotient = figures.get(way, {}).get("step", math.nan) / figures.get(ours, {}).get("step", math.nan)
+            cells.append("" if math.isnan(quotient) else f"{quotient:.2f}")
+            logs[way] += [] if math.isnan(quotient) else [math.log(quotient)]
+        compiled = [way for way in ("smelt", "torch.compile") if way in shown]
+        cells.append(" / ".join(f"{figures.get(way, {}).get('first', math.nan):.1f}" for way in compiled))
+        cells.append(" / ".join(f"{figures.get(way, {}).get('memory', math.nan):,.0f}" for way in ("eager", *compiled)))
+        lines.append(f"| {LABELS.get(program, program)} | {' | '.join(cells)} |")
+    means = [f"{math.exp(sum(logs[way]) / len(logs[way])):.2f}" if logs[way] else "" for way in peers]
+    lines.append(f"| geometric mean | {' | '.join([*('' for _ in shown), *means, '', ''])} |")
+    return "\n".join(lines)
+
+
+def _step_cell(figures: Mapping[str, Any], with_busy: bool) -> str:
+    if "step" not in figures:
+        return "failed" if figures.get("error") else ""
+    return f"{figures['step']:.2f}" + (f" ({figures['busy']:.2f})" if with_busy else "")
 
 
 def picture(parts: Mapping[str, Mapping[str, Mapping[str, float]]], theme: Theme, title: str) -> str:
@@ -130,11 +181,14 @@ def _box(x: float, y: float, width: float, kind: str, theme: Theme) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_time", description="where the time of a GPU step goes")
     parser.add_argument("results", type=Path, help="the file of `benchmarks.gpu_steps --json`")
-    parser.add_argument("folder", type=Path, help="the folder of `benchmarks.gpu_steps --out`")
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder of `benchmarks.gpu_steps --out`")
     parser.add_argument("--ways", nargs="+", default=["smelt", "smelt-graphs", "torch.compile", "torch.compile-graphs"])
     parser.add_argument("--to", type=Path, help="where to write the pictures")
     given = parser.parse_args()
     results = json.loads(given.results.read_text(encoding="utf-8"))
+    if given.folder is None:
+        print(step_table(results["programs"], given.ways))
+        return 0
     parts = parts_of(results, given.folder, given.ways)
     if given.to is None:
         print(table(parts))

@@ -588,10 +588,9 @@ def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
 def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
     """The hooks of a leaf, in the same way: on its gradient, and on what was added up."""
 
-def outline_graph(root: Any, first: int, /) -> tuple[bytes, bytes] | None:
-    """The shape of autograd's graph behind a node as words, and the addresses of its nodes: classes, edges, inputs, and
-    how many nodes were made since the one numbered `first`. Without what nodes saved. None: a node is older, has hooks
-    or cannot be read."""
+def outline_graph(root: Any, first: int, /) -> tuple[bytes, bytes, list[Any]] | None:
+    """The shape of autograd's graph behind a node as words: classes, edges, inputs, and how many nodes were made since
+    the one numbered `first`; then addresses of the nodes, and the nodes. None: one is older, hooked or Python's."""
 
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
@@ -699,7 +698,7 @@ class Recording:
     count: int
     bytes: int
     first_node: int  # the number of autograd's next node when the recording began
-    trail: int  # between which recorded calls autograd made nodes, as a hash; not known if
+    trail: int  # between which recorded calls autograd made nodes, as a hash
     is_trail_lost: bool
     @property
     def serial(self) -> int: ...
@@ -717,6 +716,11 @@ class Recording:
 def watch_nodes(address: int, saving_hooks: Callable[[bool], Any], /) -> None:
     """The function at `address` returns the number that the thread's next node of autograd's graph will have;
     `saving_hooks(True)` the hooks that pack what nodes save, or None."""
+
+def saved_values(
+    recorder: LazyRecorder, nodes: list[Any], known: dict[type, Any], learn: Callable[[Any], tuple[str, ...]], /
+) -> bytes | None:
+    """Which values nodes have as attributes, as words; `learn` names those of a class. None: one is none, or gone."""
 
 class LazyBackward:
     """A backward whose operators were recorded before, taken as a whole.

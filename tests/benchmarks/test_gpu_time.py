@@ -5,6 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,20 @@ def test_the_table_has_a_row_per_program_and_way(folder: Path) -> None:
     assert len(rows) == 4
     assert {row.count("|") for row in rows} == {len(gpu_time.NAMES) + 4}
     assert rows[2].startswith("| GPT-2 | smelt | 5.00 | 2.00 |")
+
+
+def test_the_table_of_steps_compares_mode_with_mode() -> None:
+    figures = {"eager": 9.0, "smelt": 3.0, "smelt-graphs": 2.0, "torch.compile": 6.0, "torch.compile-graphs": 5.0}
+    program = {way: {"step": step, "busy": 1.0, "first": 1.0, "memory": 10.0} for way, step in figures.items()}
+    *_, row, mean = gpu_time.step_table({"gpt2": program, "bert": program}, list(figures)).splitlines()
+    assert "| 3.00 (1.00) |" in row
+    assert [cell.strip() for cell in mean.split("|")[7:10]] == ["3.00", "2.00", "2.50"]
+
+
+def test_the_table_of_steps_leaves_out_what_failed() -> None:
+    program: dict[str, dict[str, Any]] = {"eager": {"step": 2.0}, "smelt": {"error": "out of memory"}}
+    *_, row, _ = gpu_time.step_table({"gpt2": program}, ["smelt"]).splitlines()
+    assert "| GPT-2 | 2.00 | failed |" in row
 
 
 def test_bars_are_as_long_as_their_steps(folder: Path) -> None:

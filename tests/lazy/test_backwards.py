@@ -195,6 +195,30 @@ def test_hooks_are_called(where: str) -> None:
     assert calls["lazy"] == calls["cpu"] == 4
 
 
+@pytest.mark.parametrize("what", ["weight", "input"])
+def test_memory_that_is_exchanged_before_the_backward_is_read(what: str) -> None:
+    """As in eager, which reads what tensors that it saved hold by then."""
+    torch.manual_seed(0)
+    weights, inputs = torch.randn(ROUNDS, 4, 4), torch.randn(ROUNDS, 4, 4)
+    found = []
+    for device in ("cpu", "lazy"):
+        w = nn.Parameter(weights[0].to(device))
+        for number in range(ROUNDS):
+            w.grad = None
+            x = inputs[number].to(device)
+            loss = (x * w).square().sum()
+            if number == ROUNDS - 2:
+                exchanged = w if what == "weight" else x
+                exchanged.data = weights[number].to(device)
+            loss.backward()
+            assert w.grad is not None
+            found.append(w.grad.clone())
+            smelt.lazy.step()
+    assert repeated() >= 2
+    for wanted, gradient in zip(found[:ROUNDS], found[ROUNDS:], strict=True):
+        torch.testing.assert_close(gradient.cpu(), wanted)
+
+
 def test_accumulated_gradients_are_added() -> None:
     sides = Side("cpu"), Side("lazy")
     for number in range(9):

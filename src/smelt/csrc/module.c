@@ -257,6 +257,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
     {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},
     {"outline_graph", outline_graph, METH_VARARGS, PyDoc_STR("The shape of autograd's graph, without what nodes saved.")},
+    {"saved_values", saved_values, METH_VARARGS, PyDoc_STR("Which values of a recording nodes of autograd's graph saved.")},
     {"watch_nodes", watch_nodes, METH_VARARGS, PyDoc_STR("Say how to ask for the number of autograd's next node.")},
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
     {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},

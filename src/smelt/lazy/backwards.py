@@ -5,8 +5,8 @@
 
 The engine's work follows from the recorded calls and the graph that autograd made of them. The step of a recording
 stands for its calls, its trail for the places between them where nodes were made. `_native.outline_graph` reads
-classes, edges and sizes of the nodes. If all are equal, nodes have saved the same values. The engine runs graphs with
-nodes of an earlier recording, with hooks or with nodes written in Python, and adds gradients to existing ones.
+classes, edges and sizes of the nodes, `_native.saved_values` which values of the recording they saved. The engine runs
+graphs with nodes of an earlier recording, with hooks or with nodes written in Python, and adds gradients to others.
 """
 
 import weakref
@@ -96,7 +96,11 @@ class Backwards:
         backwards: dict[Any, Any] | None = now.step.backwards
         if backwards is None:
             backwards = now.step.backwards = {}
-        key = (now.trail, value, tensor.output_nr, torch.are_deterministic_algorithms_enabled(), outline[0])
+        text, addresses, nodes = outline
+        saved = _native.saved_values(self._recorder, nodes, _attributes, _attributes_of)
+        if saved is None:
+            return None
+        key = (now.trail, value, tensor.output_nr, torch.are_deterministic_algorithms_enabled(), text, saved)
         known = backwards.get(key, 0)
         if isinstance(known, int):
             if known == _MOST_ATTEMPTS or (known == 0 and len(backwards) >= _MOST):
@@ -104,8 +108,8 @@ class Backwards:
             backwards[key] = known + 1
             if known == 0:
                 return None
-        before = _Before(now, tensor.grad_fn, self._recorder.is_ours) if isinstance(known, int) else None
-        return _Backward(backwards, key, outline[1], before)
+        before = _Before(now, nodes, self._recorder.is_ours) if isinstance(known, int) else None
+        return _Backward(backwards, key, addresses, before)
 
 
 class _Backward:
@@ -136,12 +140,12 @@ class _Backward:
 class _Before:
     """What there was before the engine ran, to compare with."""
 
-    def __init__(self, now: _native.Recording, root: Any, is_ours: Callable[[object], bool]) -> None:
+    def __init__(self, now: _native.Recording, nodes: Sequence[Any], is_ours: Callable[[object], bool]) -> None:
         self._now, self._is_ours = now, is_ours
         self._numbers, self._inputs = tuple(now.numbers), len(now.inputs)
         self._count, self._bytes = now.count, now.bytes
         self._alive = {value for value, _ in now.alive()}
-        self._leaves = _leaves_of(root)
+        self._leaves = _leaves_of(nodes)
 
     def recorded(self, now: _native.Recording, addresses: bytes) -> "_native.LazyBackward | None":
         """The backward as it may be repeated; None if it may not."""
@@ -187,24 +191,32 @@ class _Before:
             return None
 
 
-def _leaves_of(root: Any) -> list[tuple[int, torch.Tensor]] | None:
-    """The leaves of a graph, with the numbers of their nodes as `outline_graph` counts them; None where one has a
-    gradient or hooks, or a node is written in Python."""
-    nodes, numbers = [root], {id(root): 0}
+def _leaves_of(nodes: Sequence[Any]) -> list[tuple[int, torch.Tensor]] | None:
+    """The leaves of a graph, with the numbers of their nodes; None where one has a gradient or hooks."""
     leaves: list[tuple[int, torch.Tensor]] = []
-    for node in nodes:
-        if isinstance(node, torch._C._FunctionBase):
-            return None
+    for number, node in enumerate(nodes):
         if type(node) is _ACCUMULATE:
             leaf = node.variable
             if leaf.grad is not None or type(leaf) not in _PLAIN or _native.leaf_hooks(leaf):
                 return None
-            leaves.append((numbers[id(node)], leaf))
-        for after, _ in node.next_functions:
-            if after is not None and id(after) not in numbers:
-                numbers[id(after)] = len(nodes)
-                nodes.append(after)
+            leaves.append((number, leaf))
     return leaves
+
+
+_attributes: dict[type, tuple[str, ...]] = {}
+
+
+def _attributes_of(node: Any) -> tuple[str, ...]:
+    """The attributes of a node's class that are tensors, or may be."""
+    if type(node) is _ACCUMULATE:
+        return ("variable",)
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    return tuple(name for name in names if _may_be_tensors(getattr(node, name)))
+
+
+def _may_be_tensors(saved: Any) -> bool:
+    items = saved if isinstance(saved, tuple | list) else (saved,)
+    return all(item is None or isinstance(item, torch.Tensor) for item in items)
 
 
 def stand_before_engine(recorder: Recorder, blocks: Sequence[Any]) -> None:

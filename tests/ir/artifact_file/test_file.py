@@ -10,7 +10,6 @@ import pytest
 
 from smelt import _native
 from smelt.ir.artifact_file.artifact import ArtifactFile, Data, check_table
-from smelt.ir.artifact_file.code import Code, CodeSlot
 from smelt.ir.artifact_file.container import ArtifactError, read_sections, signed
 from smelt.ir.artifact_file.layout import FEATURES, FileHeader, Machine, SectionRecord, feature_mask
 from smelt.ir.artifact_file.read import read
@@ -83,10 +82,6 @@ def changed_table(change: Callable[[r.Table], r.Table]) -> ArtifactFile:
     return replace(made, targets=(replace(made.targets[0], table=change(table())),))
 
 
-def with_code(code: Code) -> ArtifactFile:
-    return replace(artifact(), targets=(replace(artifact().targets[0], code=code),))
-
-
 def in_body(**fields: object) -> ArtifactFile:
     """The example with other fields of the variant in the loop."""
 
@@ -109,19 +104,6 @@ def in_register(number: int, **fields: object) -> ArtifactFile:
 DEEP = tuple([r.Instruction(Op.PUSH, 1)] * 33 + [r.Instruction(Op.ADD)] * 32)
 BODY = table().states[1].variants[0]
 WRONG = {
-    "no target": (replace(artifact(), targets=()), "has no target"),
-    "no such feature": (
-        replace(artifact(), targets=(replace(artifact().targets[0], features=1 << 60),)),
-        "features that have no name",
-    ),
-    "an entry outside": (
-        with_code(Code(b"x" * 16, (0, 16))),
-        "entry outside",
-    ),
-    "a slot outside": (
-        with_code(Code(b"x" * 16, (0, 0), (CodeSlot(9, "exp"),))),
-        "is outside the image",
-    ),
     "data of another size": (in_register(2, bytes=12), "a wrong bytes"),
     "data that is not there": (replace(artifact(), weights=Data({0: b"12"})), "a wrong data"),
     "data that ends too early": (in_register(2, data=4), "a wrong data"),

@@ -353,7 +353,7 @@ change_length(Part *part)
         part->size -= record;
     }
     const int64_t moved = more ? 1 : -1;
-    header->sections[section].count += moved;
+    header->sections[section].count = (int64_t)((uint64_t)count + (uint64_t)moved);
     for (int i = section + 1; i < SECTION_COUNT; i++) {
         header->sections[i].first = (int64_t)((uint64_t)header->sections[i].first + (uint64_t)(moved * width));
     }

@@ -12,7 +12,7 @@ import torch
 import smelt
 from smelt.base.errors import SmeltError
 from smelt.ir.artifact_file.artifact import ArtifactFile
-from smelt.ir.artifact_file.code import CodeSlot
+from smelt.ir.artifact_file.code import Code, CodeSlot
 from smelt.ir.artifact_file.container import read_sections
 from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read
@@ -336,11 +336,8 @@ def test_a_checkpoint_of_another_model_is_refused(drive: Drive, models: dict[str
     assert drive(models["training"], "save", str(tmp_path / "no" / "folder")).status("save") == [IO]
 
 
-def test_a_checkpoint_is_read_by_the_target_that_runs(
-    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_read_by_the_target_that_runs(drive: Drive, tmp_path: Path) -> None:
     """Whatever a file says of other machines."""
-    monkeypatch.setattr("smelt.ir.artifact_file.write.check_artifact", lambda artifact: None)
     made = MODELS["training"]().artifact()
     (part,) = made.targets
     registers = [replace(each, name=f"{each.name} elsewhere") for each in part.table.registers]
@@ -409,6 +406,19 @@ def test_the_first_target_that_fits_is_used(drive: Drive, models: dict[str, Path
     save(replace(made, targets=(other,)), path)
     assert drive(path).status("open") == [TARGET]
     assert drive(path, "only_check", "info").status("open") == [0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [Code(b"x" * 16, (16,)), Code(b"x" * 16, (-1,)), Code(b"x" * 16, (0,), (CodeSlot(9, "exp"),)),
+     Code(b"x" * 16, (0,), (CodeSlot(8, "", 17),))],
+)  # fmt: skip
+def test_code_outside_of_its_image_is_refused(drive: Drive, tmp_path: Path, code: Code) -> None:
+    made = MODELS["affine"]().artifact()
+    parts = [replace(part, code=code) for part in made.targets]
+    path = tmp_path / "m.smelt"
+    save(replace(made, targets=tuple(parts)), path)
+    assert drive(path).status("open") == [FILE]
 
 
 def test_code_that_calls_what_is_not_known_is_refused(drive: Drive, tmp_path: Path) -> None:

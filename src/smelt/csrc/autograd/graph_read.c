@@ -114,7 +114,7 @@ grow(Walk *walk)
     return 0;
 }
 
-/* The number of a node, which is noted if it is new, with its object if the walk has those; -1 with an exception. */
+/* The number of a node, which is noted if it is new; -1 with an exception. */
 static Py_ssize_t
 number_of(Walk *walk, const char *address, PyObject *wrapper)
 {
@@ -123,7 +123,7 @@ number_of(Walk *walk, const char *address, PyObject *wrapper)
     }
     size_t slot = slot_of(walk, address);
     if (walk->table[slot] < 0) {
-        if (walk->wrappers && PyList_Append(walk->wrappers, wrapper) < 0) {
+        if (PyList_Append(walk->wrappers, wrapper) < 0) {
             return -1;
         }
         walk->table[slot] = walk->count;
@@ -182,8 +182,8 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
     if (count == 0) {
         return 0;
     }
-    PyObject *functions = wrapper ? PyObject_GetAttr(wrapper, name_next) : NULL;
-    if (wrapper && (functions == NULL || !PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != count)) {
+    PyObject *functions = PyObject_GetAttr(wrapper, name_next);
+    if (functions == NULL || !PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != count) {
         if (functions != NULL) {
             PyErr_SetString(PyExc_RuntimeError, "a node's edges are not where they were found to be");
             Py_DECREF(functions);
@@ -197,20 +197,19 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
         memcpy(&input, edge + layout.edge_input, sizeof input);
         Word text = 0;
         if (next != NULL) {
-            PyObject *object = functions ? PyTuple_GET_ITEM(PyTuple_GET_ITEM(functions, i), 0) : NULL;
-            Py_ssize_t number = number_of(walk, next, object);
+            Py_ssize_t number = number_of(walk, next, PyTuple_GET_ITEM(PyTuple_GET_ITEM(functions, i), 0));
             if (number < 0) {
-                Py_XDECREF(functions);
+                Py_DECREF(functions);
                 return -1;
             }
             text = (Word)(number + 1) << 32 | input;
         }
         if (put(walk, text) < 0) {
-            Py_XDECREF(functions);
+            Py_DECREF(functions);
             return -1;
         }
     }
-    Py_XDECREF(functions);
+    Py_DECREF(functions);
     return 0;
 }
 
@@ -567,15 +566,17 @@ read_graph(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* A node, and when it was made: false where it was made too early, has hooks or cannot be read. */
+/* A node, and when it was made: false where it was made too early, has hooks or is written in Python. */
 static bool
-put_outline(Walk *walk, const char *node, Word first)
+put_outline(Walk *walk, Py_ssize_t number, Word first)
 {
+    const char *node = walk->addresses[number];
+    PyObject *wrapper = PyList_GET_ITEM(walk->wrappers, number);
     const Word made = word_at(node, layout.sequence);
-    if (made != LEAF_SEQUENCE && made < first) {
+    if ((made != LEAF_SEQUENCE && made < first) || PyObject_TypeCheck(wrapper, layout.python_base)) {
         return false;
     }
-    return put(walk, made == LEAF_SEQUENCE ? made : made - first) == 0 && put_node(walk, node, NULL) == 0
+    return put(walk, made == LEAF_SEQUENCE ? made : made - first) == 0 && put_node(walk, node, wrapper) == 0
            && walk->refused == NULL && !walk->hooked;
 }
 
@@ -590,13 +591,14 @@ outline_graph(PyObject *Py_UNUSED(module), PyObject *args)
     if (layout.python_base == NULL) {
         Py_RETURN_NONE;
     }
-    Walk walk = {.wrappers = NULL};
-    bool is_read = number_of(&walk, wrapped_node(root), NULL) == 0;
+    Walk walk = {.wrappers = PyList_New(0)};
+    bool is_read = walk.wrappers && number_of(&walk, wrapped_node(root), root) == 0;
     for (Py_ssize_t i = 0; is_read && i < walk.count; i++) {
-        is_read = put_outline(&walk, walk.addresses[i], first);
+        is_read = put_outline(&walk, i, first);
     }
     if (is_read) {
-        result = Py_BuildValue("(y#y#)", (char *)walk.text, walk.length * 8, (char *)walk.addresses, walk.count * 8);
+        result = Py_BuildValue("(y#y#O)", (char *)walk.text, walk.length * 8, (char *)walk.addresses, walk.count * 8,
+                               walk.wrappers);
     }
     drop_walk(&walk);
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);

@@ -14,7 +14,8 @@ fill_slots(char *memory, int64_t bytes, const SlotRecord *slots, int64_t count, 
     for (int64_t i = 0; i < count; i++) {
         const SlotRecord *slot = &slots[i];
         uint64_t address = (uint64_t)(uintptr_t)memory;
-        if (slot->offset < 0 || slot->offset > bytes - (int64_t)sizeof address) {
+        if (slot->offset < 0 || slot->offset > bytes - (int64_t)sizeof address
+            || (slot->length == 0 && (slot->addend < 0 || slot->addend > bytes))) {
             return smelt_fail(error, SMELT_ERROR_FILE, "a slot is outside the image of code");
         }
         const smelt_status status = slot->length ? find(context, slot, &address, error) : SMELT_OK;

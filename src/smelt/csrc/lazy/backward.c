@@ -98,20 +98,41 @@ read_leaf(const LazyBackward *self, Leaf *leaf, PyObject *described)
     return 0;
 }
 
+/* The tensor of a leaf, a new reference; NULL without an exception: it is gone, or no plain tensor. */
+static PyObject *
+tensor_of(const Leaf *leaf)
+{
+    PyObject *tensor = PyObject_CallNoArgs(leaf->reference);
+    if (tensor == NULL) {
+        PyErr_Clear();
+    }
+    else if (library_handle(tensor) == NULL) {
+        Py_CLEAR(tensor);
+    }
+    return tensor;
+}
+
+/* The address of a leaf's node; 0: there are not so many. */
+static uint64_t
+address_of(const Leaf *leaf, PyObject *addresses)
+{
+    uint64_t address = 0;
+    if ((leaf->node + 1) * (int64_t)sizeof address <= PyBytes_GET_SIZE(addresses)) {
+        memcpy(&address, PyBytes_AS_STRING(addresses) + leaf->node * (int64_t)sizeof address, sizeof address);
+    }
+    return address;
+}
+
 /* Where the records of all leaves have the addresses of their nodes; -1: they differ, or have not. */
 static Py_ssize_t
 find_accumulator(const LazyBackward *self, PyObject *addresses)
 {
     Py_ssize_t place = -1;
     for (Py_ssize_t i = 0; i < self->leaf_count; i++) {
-        PyObject *leaf = PyWeakref_GetObject(self->leaves[i].reference);
-        uint64_t address = 0;
-        if (leaf == Py_None || library_handle(leaf) == NULL
-            || (self->leaves[i].node + 1) * (int64_t)sizeof address > PyBytes_GET_SIZE(addresses)) {
-            return -1;
-        }
-        memcpy(&address, PyBytes_AS_STRING(addresses) + self->leaves[i].node * (int64_t)sizeof address, sizeof address);
-        const Py_ssize_t here = accumulator_place(leaf, address);
+        const uint64_t address = address_of(&self->leaves[i], addresses);
+        PyObject *tensor = address ? tensor_of(&self->leaves[i]) : NULL;
+        const Py_ssize_t here = tensor ? accumulator_place(tensor, address) : -1;
+        Py_XDECREF(tensor);
         if (here < 0 || (i && here != place)) {
             return -1;
         }
@@ -176,34 +197,25 @@ has_attribute(PyObject *object, PyObject *name, PyObject *wanted)
     return value == wanted;
 }
 
-/* Whether the nodes are those of the same leaves. */
-static bool
-are_leaves_same(const LazyBackward *self, const char *addresses, Py_ssize_t length)
-{
-    for (Py_ssize_t i = 0; i < self->leaf_count; i++) {
-        const Leaf *leaf = &self->leaves[i];
-        PyObject *tensor = PyWeakref_GetObject(leaf->reference);
-        uint64_t address;
-        if (tensor == Py_None || library_handle(tensor) == NULL || (leaf->node + 1) * (int64_t)sizeof address > length) {
-            return false;
-        }
-        memcpy(&address, addresses + leaf->node * (int64_t)sizeof address, sizeof address);
-        if (!leaf_is_plain(tensor, self->accumulator, address)) {
-            return false;
-        }
-    }
-    return true;
-}
+enum { OTHERS = -1, NOT_READY = 0, READY = 1 };
 
-static bool
-are_leaves_ready(const LazyBackward *self)
+/* Whether the nodes are those of the same leaves, and these have no gradients. */
+static int
+look_at_leaves(const LazyBackward *self, PyObject *addresses)
 {
-    bool is_ready = true;
-    for (Py_ssize_t i = 0; is_ready && i < self->leaf_count; i++) {
-        PyObject *tensor = PyWeakref_GetObject(self->leaves[i].reference);
-        is_ready = has_attribute(tensor, name_grad, Py_None) && has_attribute(tensor, name_requires_grad, Py_True);
+    int status = READY;
+    for (Py_ssize_t i = 0; status != OTHERS && i < self->leaf_count; i++) {
+        const uint64_t address = address_of(&self->leaves[i], addresses);
+        PyObject *tensor = address ? tensor_of(&self->leaves[i]) : NULL;
+        if (tensor == NULL || !leaf_is_plain(tensor, self->accumulator, address)) {
+            status = OTHERS;
+        }
+        else if (!has_attribute(tensor, name_grad, Py_None) || !has_attribute(tensor, name_requires_grad, Py_True)) {
+            status = NOT_READY;
+        }
+        Py_XDECREF(tensor);
     }
-    return is_ready;
+    return status;
 }
 
 static bool
@@ -273,11 +285,11 @@ give_gradients(const LazyBackward *self, LazyRecorder *recorder, Recording *now)
     }
     for (Py_ssize_t i = 0; !failed && i < self->leaf_count; i++) {
         const Leaf *leaf = &self->leaves[i];
-        PyObject *tensor = Py_NewRef(PyWeakref_GetObject(leaf->reference));
+        PyObject *tensor = tensor_of(leaf);
         PyObject *gradient = gradient_of(self, leaf, &wholes[leaf->memory], &are_taken[leaf->memory]);
-        failed = gradient == NULL || PyObject_SetAttr(tensor, name_grad, gradient) < 0;
+        failed = gradient == NULL || (tensor && PyObject_SetAttr(tensor, name_grad, gradient) < 0);
         Py_XDECREF(gradient);
-        Py_DECREF(tensor);
+        Py_XDECREF(tensor);
     }
     for (Py_ssize_t i = 0; wholes && i < self->memory_count; i++) {
         Py_XDECREF(wholes[i]);
@@ -295,10 +307,11 @@ backward_run(LazyBackward *self, PyObject *args)
         return NULL;
     }
     Recording *now = (Recording *)((LazyRecorder *)recorder)->now;
-    if (!are_leaves_same(self, PyBytes_AS_STRING(addresses), PyBytes_GET_SIZE(addresses))) {
+    const int leaves = look_at_leaves(self, addresses);
+    if (leaves == OTHERS) {
         Py_RETURN_NONE;
     }
-    if (!have_numbers_recurred(self, now->numbers) || !are_leaves_ready(self)) {
+    if (leaves == NOT_READY || !have_numbers_recurred(self, now->numbers)) {
         Py_RETURN_FALSE;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->added); i++) {

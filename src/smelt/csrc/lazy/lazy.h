@@ -122,6 +122,7 @@ int recording_watch(Recording *recording, int64_t value, LazyMemory *memory);
 /* A call was recorded. */
 void recording_note(Recording *recording);
 PyObject *watch_nodes(PyObject *module, PyObject *args);
+PyObject *saved_values(PyObject *module, PyObject *args); /* lazy/saved_values.c */
 
 /* The step that follows for a key; NULL without an exception: none does. Borrowed. */
 Step *step_after(Step *step, PyObject *const *key, Py_ssize_t count);
@@ -129,6 +130,9 @@ int step_read_results(Step *step);
 
 /* The value of a tensor of the recording, and its memory; -1: Python has to find it; -2: an exception. */
 int64_t known_value(LazyRecorder *recorder, PyObject *tensor);
+
+/* The same for a tensor whose memory is part of the recording; -1 for all others. */
+int64_t recorded_value(LazyRecorder *recorder, PyObject *tensor);
 
 /* The memory of a plain tensor with this dtype, borrowed, and where in it the tensor begins; NULL: Python looks. */
 LazyMemory *plain_memory(LazyRecorder *recorder, PyObject *tensor, PyObject *dtype, int64_t *offset);

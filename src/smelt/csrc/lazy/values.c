@@ -112,6 +112,21 @@ enter(LazyRecorder *recorder, LazyMemory *memory)
     return done ? 0 : -1;
 }
 
+/* The value of the view at a place; -1: it has none. */
+static int64_t
+value_at(const TensorPlace *place)
+{
+    const LazyMemory *memory = place->memory;
+    for (int i = memory->count - 1; i >= 0; i--) {
+        const StridedLayout *seen = memory->views[i].layout;
+        if (seen->offset == place->offset && seen->rank == place->rank && seen->dtype == place->dtype
+            && !memcmp(seen->words, place->sizes, (size_t)(2 * seen->rank) * sizeof *seen->words)) {
+            return memory->views[i].value;
+        }
+    }
+    return -1;
+}
+
 int64_t
 known_value(LazyRecorder *recorder, PyObject *tensor)
 {
@@ -120,18 +135,21 @@ known_value(LazyRecorder *recorder, PyObject *tensor)
     if (status <= 0) {
         return status < 0 ? -2 : -1;
     }
-    LazyMemory *memory = place.memory;
-    if (memory->serial != ((Recording *)recorder->now)->serial && enter(recorder, memory) < 0) {
+    if (place.memory->serial != ((Recording *)recorder->now)->serial && enter(recorder, place.memory) < 0) {
         return -2;
     }
-    for (int i = memory->count - 1; i >= 0; i--) {
-        const StridedLayout *seen = memory->views[i].layout;
-        if (seen->offset == place.offset && seen->rank == place.rank && seen->dtype == place.dtype
-            && !memcmp(seen->words, place.sizes, (size_t)(2 * seen->rank) * sizeof *seen->words)) {
-            return memory->views[i].value;
-        }
+    return value_at(&place);
+}
+
+int64_t
+recorded_value(LazyRecorder *recorder, PyObject *tensor)
+{
+    TensorPlace place;
+    int status = find_place(recorder, tensor, &place);
+    if (status < 0) {
+        PyErr_Clear();
     }
-    return -1;
+    return status > 0 && place.memory->serial == ((Recording *)recorder->now)->serial ? value_at(&place) : -1;
 }
 
 LazyMemory *

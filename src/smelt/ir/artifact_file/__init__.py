@@ -34,8 +34,9 @@ What happens when it runs:
 
 Expressions are postfix code over a variant's symbols (`symbolic/postfix.py`): 64-bit integers, floats by their bits.
 
-`records` has all of this as Python's objects, `write` makes bytes of them, `read` refuses what breaks a rule (SM050),
-`check` has the rules. `container` and `code` have what the disk cache's files share (`runtime/cache.py`): these hold a
-MANIFEST, maybe a TABLE with a flat program (`ir/table`), and a CODE for each image, none of them of a target.
+`artifact` has all of this as Python's objects, `write` makes bytes of them, `read` refuses files that are damaged
+(SM050). The rules are in C, in csrc/executor and csrc/deploy/model.c. `container` and `code` have what the disk cache's
+files share (`runtime/cache.py`): these hold a MANIFEST, maybe a TABLE with a flat program (`ir/table`), and a CODE for
+each image, none of them of a target.
 csrc/executor/records.h has the same records in C. Nothing here needs torch.
 """

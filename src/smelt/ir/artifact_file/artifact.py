@@ -1,10 +1,9 @@
-"""All that an artifact's file holds, as Python's objects, and its rules: who writes a file and who reads one holds it
-against these.
+"""All that an artifact's file holds, as Python's objects.
 
-    check_artifact(artifact)                  →  None, or `ArtifactError` (SM050), which says what is wrong
-    check_table(table, weights, state, …)     →  the same for the bytes of one table, by the code that will run it
+    check_table(table, weights, state, …)     →  None, or `ArtifactError` (SM050), which says what is wrong
 
-What depends on sizes (whether a value lies inside its register, whether a sum fits 64 bits) is checked when it runs.
+Tables are checked when they are written, the rest of a file when it is opened (csrc/deploy/model.c). What depends on
+sizes (whether a value lies inside its register, whether a sum fits 64 bits) is checked when it runs.
 """
 
 from collections.abc import Mapping
@@ -13,9 +12,9 @@ from typing import Any
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.artifact_file.code import Code, check_code
-from smelt.ir.artifact_file.container import ArtifactError, require, rounded
-from smelt.ir.artifact_file.layout import ALIGN, FEATURES, MOST_CAPABILITY, Machine
+from smelt.ir.artifact_file.code import Code
+from smelt.ir.artifact_file.container import ArtifactError, rounded
+from smelt.ir.artifact_file.layout import ALIGN, Machine
 from smelt.ir.table.records import Register, RegisterKind, Table
 
 
@@ -67,33 +66,6 @@ def check_table(table: bytes | memoryview, weights: int, state: int, kernels: in
         _native.check_table(table, weights, state, kernels)
     except ValueError as error:
         raise ArtifactError(str(error)) from error
-
-
-def check_artifact(artifact: ArtifactFile) -> None:
-    """The rules of all but tables."""
-    require(artifact.targets, "the artifact", "has no target")
-    count = artifact.entries
-    require(count > 0 and len(artifact.targets) % count == 0, "the artifact", "has targets without all entry points")
-    names = [part.table.name for part in artifact.targets[:count]]
-    is_named = count == 1 or all(all(name.rpartition(".")) for name in names)
-    require(is_named, "the artifact", "has a table that is not named MODEL.ENTRY")
-    entries = {name.rpartition(".")[2] for name in names}
-    require(len(entries) == count, "the artifact", "has two entry points of one name")
-    states = None
-    for number, part in enumerate(artifact.targets):
-        where, first = f"target {number // count}", artifact.targets[number // count * count]
-        require((part.machine, part.features) == (first.machine, first.features), where, "is of several machines")
-        require(count == 1 or part.table.name == names[number % count], where, "has other entry points than target 0")
-        require(part.machine in FEATURES, where, f"has no machine: {part.machine!r}")
-        is_grid = part.machine == Machine.CUDA
-        known = MOST_CAPABILITY if is_grid else (1 << len(FEATURES[Machine(part.machine)])) - 1
-        fits = 0 < part.features <= known if is_grid else part.features & ~known == 0
-        require(fits, where, "needs features that have no name")
-        check_code(part.code, len(part.table.kernels))
-        require(not is_grid or part.code.image.endswith(b"\0"), where, "has text that does not end")
-        described = of_kind(part.table, RegisterKind.STATE)
-        require(states in (None, described), where, "has other STATE registers than target 0")
-        states = described
 
 
 def of_kind(table: Table, kind: RegisterKind) -> list[Register]:

@@ -2,13 +2,14 @@
 
     read(Path("model.smelt").read_bytes())   →   ArtifactFile
 
-Every offset, count and size is held against what it refers to before it is used. Weights are views of the given buffer:
+Sections and tables are held against the rules of the code that runs them; what is of no use to this reader, such as
+entries of code, is checked where it is loaded. Weights are views of the given buffer:
 nothing is copied, so a file may be mapped.
 """
 
 from typing import Any
 
-from smelt.ir.artifact_file.artifact import ArtifactFile, Data, TargetPart, check_artifact, check_table
+from smelt.ir.artifact_file.artifact import ArtifactFile, Data, TargetPart, check_table
 from smelt.ir.artifact_file.code import read_code
 from smelt.ir.artifact_file.container import ArtifactError, manifest_in, unpack
 from smelt.ir.artifact_file.layout import Machine
@@ -16,7 +17,7 @@ from smelt.ir.table.read import BadTable, read_table
 
 
 def read(data: Any) -> ArtifactFile:
-    """All of a file, every rule checked."""
+    """All of a file that is whole, the rules of its tables checked."""
     sections = unpack(data, is_artifact=True)
     weights, state = Data({0: sections[-2].data}), Data({0: sections[-1].data})
     parts = []
@@ -28,6 +29,4 @@ def read(data: Any) -> ArtifactFile:
         except BadTable as error:  # C does not look into the text of strings
             raise ArtifactError(str(error)) from error
     entries = sum(each.target == 0 for each in sections) // 2
-    artifact = ArtifactFile(manifest_in(sections), tuple(parts), weights, state, entries)
-    check_artifact(artifact)
-    return artifact
+    return ArtifactFile(manifest_in(sections), tuple(parts), weights, state, entries)

@@ -6,7 +6,7 @@
 
 import os
 
-from smelt.ir.artifact_file.artifact import ArtifactFile, check_artifact, check_table
+from smelt.ir.artifact_file.artifact import ArtifactFile, check_table
 from smelt.ir.artifact_file.code import code_bytes
 from smelt.ir.artifact_file.container import ArtifactError, Section, manifest_section, pack
 from smelt.ir.artifact_file.container import save as save_sections
@@ -26,7 +26,6 @@ def save(artifact: ArtifactFile, path: str | os.PathLike[str]) -> None:
 
 def _sections(artifact: ArtifactFile) -> list[Section]:
     """In the order of the file."""
-    check_artifact(artifact)
     sections = [manifest_section(artifact.manifest)]
     for number, part in enumerate(artifact.targets):
         try:
