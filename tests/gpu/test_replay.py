@@ -358,9 +358,9 @@ def test_a_thousand_steps_of_everything_compute_what_eager_computes(
             pair.step(1000 * seed + step)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-    assert launches() > 100
     for kept, wanted in pair.kept:  # later calls never write to results of earlier ones
         assert torch.equal(kept, wanted)
+    assert launches() > 50  # few calls are like earlier ones, and graphs are freed ten times
 
 
 def test_memory_of_graphs_is_freed_with_compiled_code() -> None:

@@ -32,7 +32,7 @@ def _gathered(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
 
 
 def _indexed(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
-    rows = aten.arange.default(ROWS, dtype=torch.int64, device=torch.device("cpu"))
+    rows = aten.arange.default(ROWS, dtype=torch.int64, device=x.device)
     column = aten.squeeze.dim(index, 1)
     return aten._unsafe_index.Tensor(aten.mul.Tensor(aten.sub.Tensor(x, most), 0.3), [rows, column])
 
