@@ -94,5 +94,6 @@ def test_few_queries_float32_and_other_sums_stay_as_they_are() -> None:
     few, _ = compiled(capped, (1, 2, 16, 16), (1, 2, 16, 16), (1, 2, 16, 16))
     wide, _ = compiled(capped, SHAPE, SHAPE, SHAPE, dtype=torch.float32)
     other, _ = compiled(lambda q, k, v: (q @ k.transpose(-1, -2)).relu() @ v, SHAPE, SHAPE, SHAPE)
-    for program in (few, wide, other):
+    long, _ = compiled(capped, *[(1, 2, 64, 256)] * 3)
+    for program in (few, wide, other, long):
         assert calls(program) == 2 and not weighing(program)

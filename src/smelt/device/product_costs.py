@@ -157,6 +157,7 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
 
 
 MANY_QUERIES = 64  # a block's: 1.4 to 2.2 times as fast as efficient attention, measured on an H200
+FAST_ATTENTION_WIDTH = 128  # up to which that was measured
 MOST_ATTENTION_WIDTH = 256  # of a key, for matrix units of a GPU: results of a row are in registers
 
 

@@ -186,7 +186,7 @@ class _Rematerializer:
         """What keeps a value that the backward computes before this position from being computed in the forward: what
         its reader waits for in any case, so that both can share a kernel."""
         waits = self._heavy_behind(reader)
-        if waits is not None:
+        if waits is not None and waits.id < position:  # a later one may wait for this value itself
             return waits
         between = self.lowered.items[self.start : position]
         heavy = next(filter(_is_heavy, reversed(between)), None)

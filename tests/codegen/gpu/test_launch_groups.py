@@ -78,7 +78,7 @@ def run_group(
         flat = [moved(tensor, offset) for tensors in given for tensor in tensors]
         _native.set_simt_order(order, 3)
         try:
-            _native.GridLauncher(grids, len(flat), 0, warp=WARP)(1, *flat)
+            _native.GridLauncher(grids, len(flat), code.workspace, warp=WARP)(1, *flat)
         finally:
             _native.set_simt_order("forward")
         for mine, theirs in zip(flat, (tensor for tensors in want for tensor in tensors), strict=True):
@@ -143,6 +143,31 @@ def test_equal_reductions_of_short_rows_share_a_grid(count: int, members: int) -
     run_group(kernels, code)
 
 
+def total(rows: int, cols: int) -> Kernel:
+    return parse_kernel(f"""
+kernel total rows(i:{rows}) cols(j:{cols})
+  in x: f32[{rows * cols}]
+  out y: f32[1]
+  loop:
+    a = load x[{cols}*i + j]
+    b = mul a, a : f32
+    c = reduce sum b
+  row:
+    accumulate sum y[0] = c
+""")
+
+
+@pytest.mark.parametrize(("rows", "cols", "members"), [(2, 100_000, 2), (40, 8192, 3)])
+def test_equal_reductions_in_several_steps_share_their_grids(rows: int, cols: int, members: int) -> None:
+    """Each member has partial sums of its own."""
+    kernels = [total(rows, cols)] * members
+    alone = HostGenerator().emit("alone", plan(kernels[0], HOST), HOST)
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(alone.phases) == len(code.phases) > 1
+    assert code.workspace == members * alone.workspace > 0
+    run_group(kernels, code)
+
+
 def test_reductions_of_other_lengths_have_a_grid_each() -> None:
     kernels = [norm(768), norm(769)]
     code = HostGenerator().emit_group("group", kernels, HOST)
@@ -188,10 +213,10 @@ def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) ->
     of a buffer by any of them."""
     real = launch_groups._grid_function
 
-    def wrong(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int]) -> Function:
+    def wrong(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int], workspace: int) -> Function:
         if broken == "blocks":
-            return real(b, lengths, (0, *(start + 1 for start in first_blocks[1:])))
-        return real(b, (min(lengths),) * len(lengths), first_blocks)
+            return real(b, lengths, (0, *(start + 1 for start in first_blocks[1:])), workspace)
+        return real(b, (min(lengths),) * len(lengths), first_blocks, workspace)
 
     search = launch_groups._search
 

@@ -51,7 +51,7 @@ class GpuGenerator(Generator):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        grouped = emit_group(f"{symbol}_0", kernels, target, aligned=aligned)
+        grouped = emit_group(symbol, kernels, target, aligned=aligned)
         grouped = grouped or emit_side_by_side(f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped

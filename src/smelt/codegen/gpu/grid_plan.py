@@ -268,9 +268,8 @@ def _split_rows(whole: _Whole, target: Target) -> Grids:
     blocks = max(1, hint(rows.blocks))
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * rows.rows_at_once
-    least = 2 * _WORTH_SPLITTING if rows.along_rows else _WORTH_SPLITTING
     part_count = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
-    if blocks > _MULTIPROCESSORS or loops * work < least * (loops + 1) or part_count < 2:
+    if blocks > _MULTIPROCESSORS or loops * work < _WORTH_SPLITTING * (loops + 1) or part_count < 2:
         return "rows are many, or short"
     parts = split_rows(recomputed(kernel), part_count)
     if parts is None:

@@ -102,6 +102,7 @@ class Simt(Builder):
         self.overlaps = early is not None  # the launch may begin before earlier ones have ended
         self._waits = False
         self.numbers: dict[int, str] = {}  # parameters that are no addresses, each with its kind in memory
+        self.workspace_memory = WORKSPACE
         self.shared_bytes = 0
         self.has_barrier = False
         self._own_block = block
@@ -215,7 +216,7 @@ class Simt(Builder):
 
     def workspace(self, offset: Size) -> Value:
         """An address of the memory that the phases of a launch share."""
-        return self.element(WORKSPACE, "i8", self.const("i64", offset) if is_symsize(offset) else offset)
+        return self.element(self.workspace_memory, "i8", self.const("i64", offset) if is_symsize(offset) else offset)
 
     def load_global(
         self, pointer: Value, at: Value, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False

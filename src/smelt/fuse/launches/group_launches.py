@@ -2,7 +2,7 @@
 
     launch k1(g1, p1); launch k2(g2, p2); launch k3(g3, p3)   →   launch k1_and_2_more(g1, p1, g2, p2, g3, p3)
 
-Kernels that reduce short rows are launched together if they are equal.
+Kernels that reduce, such as the norms of gradients, are launched together if they are equal.
 
 Launching takes the host as long as a small kernel takes the GPU. The pass goes through the steps in order. A launch
 that others may join waits until a step needs it or overwrites what it reads; a launch that depends on a waiting one
@@ -18,15 +18,29 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.records import Together
-from smelt.ir.kernel import Accumulate, Kernel, KernelGroup, Reduce, Role, Scan, Stage, Store
+from smelt.ir.kernel import (
+    Accumulate,
+    Contract,
+    Gather,
+    Kernel,
+    KernelGroup,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Stage,
+    Store,
+    WeightedSum,
+)
 from smelt.ir.program import Launch, Place, Program, Step, arena_bytes, reads, touched, writes
-from smelt.ir.substitute_sizes import length_axis, lengthened
+from smelt.ir.substitute_sizes import length_axis, lengthened, shape_env_of
 from smelt.ir.text import format_kernel
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.shapes import product
 
 _LARGE = 1 << 20  # bytes that a launch keeps in memory while it waits
 _MOST_HELD = 32 << 20  # bytes that all of a group keep there
 MAX_REDUCED = 8192  # points of a row that one block reduces, such as the gradient of a bias for its norm
+MAX_RESULTS = 16  # elements of all points together
 
 Kind = tuple[str, bool, bool]  # a kernel's text but for its length; whether it has one point; whether it holds much
 
@@ -174,17 +188,25 @@ class _Grouping:
 
 
 def family(kernel: Kernel) -> str | None:
-    """The text without its name of a kernel along one axis: of a pointwise one without its length, too, and of one
-    that reduces a short row with it."""
+    """The text of a kernel without its name; of a pointwise one along one axis without its length, too."""
+    if shape_env_of(kernel) is not None or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
+        return None
+    if _is_reduction(kernel):
+        return format_kernel(replace(kernel, name="kernel"))
     axis = length_axis(kernel)
-    if axis is None or kernel.rows or is_symsize(axis.size) or axis.size < 1:
+    if axis is None or kernel.rows or axis.size < 1 or not _is_pointwise(kernel.stages):
         return None
-    if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
-        return None
-    if _is_pointwise(kernel.stages):
-        return format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
-    is_short = axis.size <= MAX_REDUCED and not any(isinstance(i, Scan | Accumulate) for i in kernel.instructions())
-    return format_kernel(replace(kernel, name="kernel")) if is_short else None
+    return format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
+
+
+def _is_reduction(kernel: Kernel) -> bool:
+    """Whether a kernel reduces all of its points to a few numbers, or those of a short row beside other values."""
+    if any(isinstance(i, Scan | Gather | Scatter | Contract | WeightedSum) for i in kernel.instructions()):
+        return False
+    few = all(buffer.size <= MAX_RESULTS for buffer in kernel.buffers if buffer.role is not Role.INPUT)
+    if not few and (kernel.rows or product(axis.size for axis in kernel.cols) > MAX_REDUCED):
+        return False
+    return any(isinstance(i, Reduce) for i in kernel.instructions())
 
 
 def _is_pointwise(stages: Sequence[Stage]) -> bool:

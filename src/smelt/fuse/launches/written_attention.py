@@ -16,7 +16,7 @@ import torch
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.device import contraction_cycles, find
-from smelt.device.product_costs import MANY_QUERIES, is_measured
+from smelt.device.product_costs import FAST_ATTENTION_WIDTH, MANY_QUERIES, is_measured
 from smelt.ir.kernel import (
     Axis,
     Buffer,
@@ -225,7 +225,7 @@ class _Attention:
             f"{kernel.name}_attention", tuple(self.axes.values()), (Axis(_COL, keys),), tuple(self.buffers.values()),
             (Stage(True, instructions),), kernel.target,
         )  # fmt: skip
-        if products == "auto" and not is_measured(kernel.target):
+        if products == "auto" and (not is_measured(kernel.target) or max(depth, width) > FAST_ATTENTION_WIDTH):
             return None
         if isinstance(contraction_cycles(kernel.target, attention), str):
             return None

@@ -19,6 +19,7 @@ from torch import fx
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
 from smelt.device.product_costs import (
+    FAST_ATTENTION_WIDTH,
     MANY_QUERIES,
     MatrixSizes,
     ProductCosts,
@@ -230,6 +231,7 @@ class ProductChoice:
             return "attends, for which nothing was measured on such a GPU"
         if hint(spec.shape[2]) > FEW_QUERIES:
             is_slow = node.target is EFFICIENT and spec.dtype.itemsize == 2 and hint(spec.shape[2]) >= MANY_QUERIES
+            is_slow = is_slow and hint(spec.shape[3]) <= FAST_ATTENTION_WIDTH
             return None if is_slow else "attends with many queries"
         key = node.args[1]
         assert isinstance(key, fx.Node)

@@ -124,8 +124,20 @@ def copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequ
 
 
 def _copy_each(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    if len(pairs) > 1 and all(tensor.is_cuda for tensor, _ in pairs):
-        torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])  # one launch
-        return
-    for tensor, value in pairs:
-        BASE.copy_(tensor, value)
+    for group in _launched_together(pairs):
+        if len(group) > 1:
+            torch._foreach_copy_([tensor for tensor, _ in group], [value for _, value in group])
+        else:
+            BASE.copy_(*group[0])
+
+
+def _launched_together(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Pairs that PyTorch copies by one launch: on one GPU and of one dtype, which running statistics and their counts
+    are not."""
+    groups: dict[object, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for number, (tensor, value) in enumerate(pairs):
+        key = (tensor.device, tensor.dtype, value.dtype) if tensor.is_cuda else number
+        groups.setdefault(key, []).append((tensor, value))
+    return list(groups.values())

@@ -15,6 +15,7 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grid_plan import plan
+from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt, has_wide_floats
 from smelt.codegen.loops.builder import TRUE, param
@@ -36,18 +37,23 @@ def _always(value: int) -> Callable[[Symbol], int]:
     return lambda _: value
 
 
-def _grid_function(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int]) -> Function:
+def _grid_function(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int], workspace: int = 0) -> Function:
     """What `b` wrote for one member, as a function of all of them: from the block's number to the member, whose
     parameters and sizes then have the names that the code knows. `lengths`: the symbol's value in each member."""
     assert b.sizes is not None
+    own_workspace = [b.workspace_memory] if workspace else []
     parameters = [b.taken(number) for number in range(b.buffers)]
-    names = [param(f"size{slot}") for slot in range(len(b.sizes.params))] + [param("first")]
+    first_block = param("first")
+    names = [*(param(f"size{slot}") for slot in range(len(b.sizes.params))), first_block]
     starts = [b.const("i64", first) for first in first_blocks]
     of_each = [
         [*(b.const("i64", as_integer(size.evaluate(_always(value)))) for size in b.sizes.params), start]
         for value, start in zip(lengths, starts, strict=True)
     ]
     code, b.prologue, b.body = [*b.prologue, *b.body], [], []
+    for member, sizes in enumerate(of_each):
+        sizes += [b.element(WORKSPACE, "i8", member * workspace) for _ in own_workspace]
+    names += own_workspace
     block = b.convert("zext", b.id("block"), "i64")
     params: list[Value] = []
     if b.is_vulkan:
@@ -65,7 +71,7 @@ def _grid_function(b: Simt, lengths: Sequence[int], first_blocks: Sequence[int])
             params, of_each[member] = params + own, [*own, *sizes]
         values = list(_search(b, block, starts, of_each))
     b.body.append(If(TRUE, [], [], (*parameters, *names), tuple(values), tuple(values)))
-    b.body.append(Compute(_OWN, "sub", (block, names[-1])))
+    b.body.append(Compute(_OWN, "sub", (block, first_block)))
     b.body += code
     function = b.grid_function()
     function.params = () if b.is_vulkan else (*params, WORKSPACE)
@@ -100,11 +106,36 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
         return None
     body, values, shape_env = shared
     grids = plan(body, target)
-    if len(grids.phases) != 1 or grids.workspace:
+    is_points = len(grids.phases) == 1 and isinstance(grids.phases[0], Points)
+    is_rows = body is kernels[0] and all(isinstance(each, Rows) and each.cluster == 1 for each in grids.phases)
+    if not is_points and (not is_rows or target.form == "spirv"):
         return None
-    (grid,) = grids.phases
-    if not isinstance(grid, Points) and (not isinstance(grid, Rows) or grid.cluster > 1 or body is not kernels[0]):
-        return None
+    known = []
+    for number, grid in enumerate(grids.phases):
+        code = _emit_phase(f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
+        if code is None:
+            return None
+        known.append(code)
+    return EntryCode(
+        tuple(function for function, _, _ in known),
+        tuple({helper.name: helper for _, helpers, _ in known for helper in helpers}.values()),
+        0,
+        phases=tuple(phase for _, _, phase in known),
+        workspace=len(kernels) * as_integer(grids.workspace),
+    )
+
+
+def _emit_phase(
+    symbol: str,
+    grids: KernelGrids,
+    grid: Grid,
+    values: Sequence[int],
+    shape_env: ShapeEnv,
+    target: Target,
+    aligned: bool,
+) -> tuple[Function, Sequence[Function], GridPhase] | None:
+    """One grid for the same phase of all members; None if its code relies on more than their lengths."""
+    body = grids.kernel
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None
     blocks = [as_integer(expression_of(grid.blocks).evaluate(_always(value))) for value in values]
@@ -112,20 +143,25 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
     names = [buffer.name for buffer in body.parameters]
     b = Simt(
         target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=grid.threads, block=_OWN, parameters=names,
-        aligned=aligned,
+        aligned=aligned, resident=grid.resident, predicates=grid.has_predicates, places=dict(grids.places),
     )  # fmt: skip
+    workspace = as_integer(grids.workspace)
+    if workspace:
+        b.workspace_memory = param("own_workspace", WORKSPACE.kind)
     b.has_wide_floats = has_wide_floats(body)
     grid.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     phase = GridPhase(symbol, sum(blocks), grid.threads, b.shared_size, b.has_barrier)
-    function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)]))
-    return EntryCode((function,), tuple(b.helpers.values()), 0, phases=(phase,))
+    function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
+    return function, tuple(b.helpers.values()), phase
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:
     """The common body, the symbol's value in each kernel, and the symbol's `ShapeEnv`. Kernels of equal length are the
     body themselves."""
+    if len({format_kernel(replace(kernel, name="")) for kernel in kernels}) == 1:
+        return kernels[0], (1,) * len(kernels), ShapeEnv()
     axes = [length_axis(kernel) for kernel in kernels]
     known = [(kernel, axis) for kernel, axis in zip(kernels, axes, strict=True) if axis is not None]
     texts = {format_kernel(replace(lengthened(kernel, axis, 0), name="")) for kernel, axis in known}
@@ -133,8 +169,6 @@ def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv]
     if len(texts) != 1 or len(known) != len(kernels) or kernels[0].rows:
         return None
     shape_env, first = ShapeEnv(), kernels[0]
-    if len(set(lengths)) == 1:
-        return first, tuple(lengths), shape_env
     assert axes[0] is not None
     # As many points as all have together keep the chip busy.
     varies = sym_size(shape_env, shape_env.symbol("length", sum(lengths)))
