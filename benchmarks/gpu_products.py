@@ -58,12 +58,13 @@ class Size:
     terms: int
     dtype: torch.dtype
     across: bool = False
-    groups: int = 0  # of terms that have a scale, of weights of four bits
+    groups: int = 0  # of terms that have a scale, of quantized weights
+    bits: int = 4  # of those
 
     @property
     def weight_bytes(self) -> int:
         scales = 2 * self.cols * self.groups
-        return self.cols * self.terms * self.dtype.itemsize // (2 if self.groups else 1) + scales
+        return self.cols * self.terms * self.dtype.itemsize * (self.bits if self.groups else 8) // 8 + scales
 
     @property
     def given(self) -> torch.dtype:
@@ -83,7 +84,8 @@ class Size:
         if self.groups:
             axes = (Axis("g", self.groups), Axis("k", self.terms // self.groups))
             scale = Element("s", Index((("j", self.groups), ("g", 1))))
-            (left, right), quantized = map(self._grouped, (left, right)), Quantized("u4", scale, offset=8)
+            left, right = map(self._grouped, (left, right))
+            quantized = Quantized("u4", scale, offset=8) if self.bits == 4 else Quantized("i8", scale)
             right = replace(right, quantized=quantized)
         contract = Contract("p", axes, left, right, wide)
         rounded = () if wide is self.given else (Cast("q", "p", self.given),)
@@ -93,7 +95,7 @@ class Size:
         dtypes = {"x": self.given, "w": self.dtype, "y": self.given}
         buffers = tuple(Buffer(name, dtypes[name], size, roles[name]) for name, size in sizes.items())
         if self.groups:
-            halved = replace(buffers[1], size=buffers[1].size // 2)
+            halved = replace(buffers[1], size=buffers[1].size * self.bits // 8)
             scales = Buffer("s", self.given, self.groups * self.cols, Role.INPUT)
             buffers = (buffers[0], halved, scales, buffers[2])
         stages = (Stage(True, (contract, *rounded, store)),)
@@ -155,8 +157,9 @@ class Case:
         self.weights = [each.to(size.dtype) for each in drawn]
         self.scales = []
         if size.groups:
-            packed = (size.cols, size.terms // 2)
+            packed = (size.cols, size.terms * size.bits // 8)
             self.weights = [torch.randint(0, 256, packed, device="cuda", dtype=torch.uint8) for _ in range(count)]
+            self.weights = [each.view(size.dtype) for each in self.weights]
             self.scales = [torch.rand(size.cols, size.groups, device="cuda").to(size.given)]
         self.x = torch.randn(size.rows, size.terms, device="cuda", dtype=size.given)
         self.y = torch.empty(size.rows, size.cols, device="cuda", dtype=size.given)
@@ -169,8 +172,9 @@ class Case:
     def of_library(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
         """Integers are converted for it."""
         if self.scales:
-            halves = torch.stack((weights & 15, weights >> 4), -1).view(self.size.cols, self.size.groups, -1)
-            whole = (halves.to(dtype) - 8) * self.scales[0][:, :, None].to(dtype)
+            integers = weights if self.size.bits == 8 else torch.stack((weights & 15, weights >> 4), -1)
+            grouped = integers.view(self.size.cols, self.size.groups, -1).to(dtype)
+            whole = (grouped - (8 if self.size.bits == 4 else 0)) * self.scales[0][:, :, None].to(dtype)
             return whole.view(self.size.cols, self.size.terms).t()
         weights = weights.to(dtype)
         return weights if self.size.across else weights.t()
@@ -208,6 +212,9 @@ def splits(size: Size) -> Iterator[tuple[Way, Split]]:
             if warps * unroll * 32 <= size.terms:
                 yield Way.MATRIX, Split(16, warps, max(1, 8 // warps), unroll)
     if size.rows <= 4 or size.dtype.itemsize == 4:
+        if size.groups:
+            for warps, unroll in itertools.product(powers[:4], (1, 2, 4, 8)):
+                yield Way.QUANTIZED_MATRIX, Split(16, warps, max(1, 8 // warps), unroll)
         way = Way.QUANTIZED if size.groups else Way.ALONG
         for cols, warps, unroll in itertools.product((1, 2, 4), powers[:4], (1, 2, 4)):
             if warps * unroll * 512 <= size.terms * size.dtype.itemsize:
@@ -232,6 +239,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--across", action="store_true")
     parser.add_argument("--int4", action="store_true", help="in groups of 64, for bfloat16")
+    parser.add_argument("--int8", action="store_true", help="with a scale for each row, for bfloat16")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
@@ -241,6 +249,8 @@ def main() -> None:
     sizes = [Size(rows, shape[0], shape[1], dtype, given.across) for shape in shapes for rows in given.rows]
     if given.int4:
         sizes = [replace(size, dtype=torch.uint8, groups=size.terms // 64) for size in sizes]
+    if given.int8:
+        sizes = [replace(size, dtype=torch.int8, groups=1, bits=8) for size in sizes]
     todo = grids(sizes, given.sweep)
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
         codes = pool.map(written, [grid for _, grid in todo], chunksize=4)

@@ -46,7 +46,7 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import sym_size
 
 _NAME = r"[A-Za-z_][\w.]*"
-_HEADER = rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)"
+_HEADER = rf"kernel ({_NAME}) rows\((.*?)\) cols\((.*?)\)(?: early\((.*)\))?"
 _AXIS = rf"({_NAME}):(.+)"
 _BUFFER = rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(.+)\]"
 _TERM = rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)"
@@ -118,6 +118,7 @@ class _Parser:
             cols=self._axes(header[3]),
             buffers=tuple(buffers),
             stages=tuple(Stage(loop, tuple(body)) for loop, body in stages),
+            early=None if header[4] is None else tuple(filter(None, header[4].split(", "))),
         )
 
     def _axes(self, text: str) -> tuple[Axis, ...]:

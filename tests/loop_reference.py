@@ -482,6 +482,8 @@ class _Frame:
 
     def barrier(self, node: loops.Barrier | loops.Call) -> Steps:
         scope = node.scope if isinstance(node, loops.Barrier) else "block"
+        if scope in ("earlier", "later"):  # a launch by itself
+            return
         yield node, scope, None
         self.thread.warp_barriers += scope == "warp"
         self.thread.block_barriers += scope != "warp"

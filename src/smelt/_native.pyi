@@ -293,8 +293,9 @@ class Launcher(AnyLauncher):
 
 # A number, or (slot,): one of the sizes that a launch is given.
 GridSize = int | tuple[int]
-# (function, blocks, threads of a block, bytes of shared memory, whether its warps wait for each other)
-GridPhase = tuple[int, GridSize, int, int, bool]
+# (function, blocks, threads of a block, bytes of shared memory, whether its warps wait for each other, and whether a
+# recorded launch may begin before the one before it has ended)
+GridPhase = tuple[int, GridSize, int, int, bool] | tuple[int, GridSize, int, int, bool, bool]
 
 class CudaSupport(Protocol):
     """What a `GridLauncher` for CUDA asks Python for. It must not hold the launcher."""

@@ -4,6 +4,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from smelt import _native
@@ -86,7 +87,7 @@ def _grid_launcher(
     """The grids of a kernel, all of whose sizes are numbers by now. `make`: what makes a launcher of other code."""
     address = (lambda symbol: 0) if "support" in options else code.address
     return _native.GridLauncher(
-        tuple((address(p.symbol), p.blocks, p.threads, p.shared_bytes, p.has_barrier) for p in code.phases),
+        tuple((address(p.symbol), p.blocks, p.threads, p.shared_bytes, p.has_barrier, p.overlaps) for p in code.phases),
         code.buffers,
         code.workspace,
         sizes=code.size_count,
@@ -148,6 +149,7 @@ register(
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
 CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, library_products=True, group_buffers=GROUP_BUFFERS)
+OVERLAPS_SINCE = 90
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 
@@ -157,13 +159,17 @@ def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.Gri
     return _grid_launcher(_cuda_launcher, code, unaligned, support=LaunchSupport(code.loaded, code.phases))
 
 
+def _architecture_number(name: str) -> int:
+    return int(name.removeprefix("sm_"))
+
+
 for _architecture in ARCHITECTURES:
     register(
         _architecture,
         _when_asked("gpu.cuda_target", "describe_cuda", _architecture),
         generator=_when_asked("gpu.gpu_generator", "CudaGenerator"),
         launcher=_cuda_launcher,
-        limits=CUDA_LIMITS,
+        limits=replace(CUDA_LIMITS, overlaps_launches=_architecture_number(_architecture) >= OVERLAPS_SINCE),
         devices=("cuda",),
         contraction_cycles=functools.partial(cuda_contraction_cycles, name=_architecture),
         on_request=True,
@@ -183,7 +189,7 @@ def _target_of_gpus() -> str | None:
 
 
 def _capability(architecture: str) -> tuple[int, int]:
-    number = int(architecture.removeprefix("sm_"))
+    number = _architecture_number(architecture)
     return number // 10, number % 10
 
 

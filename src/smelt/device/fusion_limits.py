@@ -19,6 +19,7 @@ class Limits:
     joins_flags: bool = False  # reading takes long: what several kernels found out of range is one flag
     passes_numbers: bool = False  # numbers that the host has are arguments of launches, on a chip
     library_products: bool = False  # in a file: where it runs, a library may be installed that multiplies
+    overlaps_launches: bool = False  # a launch may begin before the one before it has ended, and wait for it
     group_buffers: int = 0  # of kernels that are launched as one, all together; 0: each is launched by itself
 
 

@@ -22,6 +22,8 @@ from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.launches.group_launches import group_launches
+from smelt.fuse.launches.overlap_launches import overlap_launches
+from smelt.fuse.launches.side_by_side import side_by_side
 from smelt.fuse.launches.written_attention import attend_directly
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
@@ -132,6 +134,14 @@ def _group_launches(program: Program, context: FusionContext) -> Program:
     return group_launches(program, context.targets.limits_for, context.budget)
 
 
+def _side_by_side(program: Program, context: FusionContext) -> Program:
+    return side_by_side(program, context.targets.limits_for, context.budget)
+
+
+def _overlap_launches(program: Program, context: FusionContext) -> Program:
+    return overlap_launches(program, context.targets.limits_for)
+
+
 def _plan_memory(program: Program, context: FusionContext) -> Program:
     # With sizes that vary, offsets are worked out for each combination of sizes.
     return program if any(buffer.spec.varies for buffer in program.buffers) else plan(program)
@@ -184,6 +194,14 @@ MEMORY = (
     Row(
         "group launches", PROGRAM, PROGRAM, _group_launches,
         "once kernels are final, before offsets: what is launched as one is in memory at the same time", BudgetUse.EACH,
+    ),
+    Row(
+        "side by side", PROGRAM, PROGRAM, _side_by_side,
+        "after launches of one body, which may be many; before offsets, as those", BudgetUse.EACH,
+    ),
+    Row(
+        "overlap launches", PROGRAM, PROGRAM, _overlap_launches,
+        "once it is known what all steps write in place", BudgetUse.ONE,
     ),
     Row("plan memory", PROGRAM, PROGRAM, _plan_memory, "last: lifetimes are known when no step changes any more"),
 )  # fmt: skip

@@ -402,6 +402,9 @@ class Kernel:
     buffers: tuple[Buffer, ...]
     stages: tuple[Stage, ...]
     target: str = HOST  # what it is to run on, by the name it has in `device.registry`
+    # It may be launched before earlier launches have ended, and waits for them. These buffers, which no launch of the
+    # program writes, it may read before. None: earlier launches have ended.
+    early: tuple[str, ...] | None = None
 
     @property
     def parameters(self) -> tuple[Buffer, ...]:

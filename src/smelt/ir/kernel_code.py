@@ -21,6 +21,7 @@ class GridPhase:
     shared_bytes: int
     has_barrier: bool
     product: LibraryCall | None = None
+    overlaps: bool = False  # it waits for earlier launches, and may begin before they have ended
 
 
 class KernelCode(Protocol):

@@ -161,6 +161,7 @@ def _format_axes(axes: Iterable[Axis]) -> str:
 def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
     """The text line by line, each with the buffer, stage or instruction it shows (the kernel itself for the first)."""
     where = "" if kernel.target == HOST else f" on {kernel.target}"
+    where += "" if kernel.early is None else f" early({', '.join(kernel.early)})"
     yield kernel, f"kernel {kernel.name} rows({_format_axes(kernel.rows)}) cols({_format_axes(kernel.cols)}){where}"
     for buffer in kernel.buffers:
         place = " of the host" if buffer.on_host else ""

@@ -49,21 +49,21 @@ class QuantizedTensor:
 
 
 def dequantized(weight: "QuantizedTensor | QuantizedLinear", dtype: torch.dtype) -> Tensor:
-    """The matrix as floats."""
+    """The matrix as floats, rounded once."""
     rows, groups = weight.scale.shape
-    integers = weight.integers
+    integers, wide = weight.integers, torch.promote_types(dtype, torch.float32)
     if weight.bits == 4:
         shifts = torch.arange(0, 8, 4, dtype=torch.uint8, device=integers.device)
         integers = integers.view(rows, -1, 1, weight.half_run) >> shifts[:, None] & 15
-    values = integers.reshape(rows, groups, -1).to(dtype)
+    values = integers.reshape(rows, groups, -1).to(wide)
     if weight.offset:
         values = values - weight.offset
     if weight.zero is not None:
-        values = values - weight.zero.to(dtype)[..., None]
-    values = values * weight.scale.to(dtype)[..., None]
+        values = values - weight.zero.to(wide)[..., None]
+    values = values * weight.scale.to(wide)[..., None]
     if weight.low is not None:
-        values = values + weight.low.to(dtype)[..., None]
-    return values.view(rows, -1)
+        values = values + weight.low.to(wide)[..., None]
+    return values.view(rows, -1).to(dtype)
 
 
 _TENSORS = tuple(field.name for field in fields(QuantizedTensor) if field.name in ("integers", "scale", "zero", "low"))

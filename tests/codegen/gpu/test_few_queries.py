@@ -56,10 +56,10 @@ def test_against_the_interpreter(sizes: Sizes, dtype: str) -> None:
 
 def test_keys_without_weight_do_not_count() -> None:
     """Whole parts, and the first of what a lane sees; and a query that sees nothing finds zeros."""
-    kernel = attention((2, 1, 2, 500, 16), masked=True)
+    kernel = attention((2, 1, 2, 1500, 16), masked=True)
     given = [filled(buffer, seed) for seed, buffer in enumerate(kernel.parameters)]
-    given[3][:300] = given[3][450:500] = float("-inf")
-    given[3][500:] = float("-inf")
+    given[3][:1300] = given[3][1450:1500] = float("-inf")
+    given[3][1500:] = float("-inf")
     built = OnHost(kernel)
     first = built.plan.phases[0]
     assert isinstance(first, KeyParts) and first.parts > 2

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from smelt.ir.text import format_kernel
 from tests.codegen.cpu.products.bounds import differences
 from tests.codegen.gpu.on_host import ORDERS, OnHost, filled
 from tests.codegen.gpu.running import copied
-from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
+from tests.codegen.gpu.test_ptx import PTXAS, assembled, assembled_here, ptx_of
 from tests.kernel_text import parse_kernel
 from tests.loop_reference import run_grid
 
@@ -117,6 +118,28 @@ def test_random_sizes(number: int) -> None:
 ], ids=["rows", "terms", "few terms"])  # fmt: skip
 def test_why_not(kernel: Kernel, why: str) -> None:
     assert ("few rows", why) in OnHost(kernel, warp=32).plan.why_not
+
+
+def test_terms_that_the_other_factor_has_apart() -> None:
+    """Heads in another order than the weights have them."""
+    text = (
+        "kernel heads rows() cols(j:24)\n in x: bf16[512]\n in w: bf16[12288]\n out y: f32[24]\n loop:\n"
+        " p = contract (h:4, g:2, d:64) x[64*h + 256*g + d], w[512*j + 128*h + 64*g + d] : f32\n store y[j] = p\n"
+    )
+    check(parse_kernel(text), Way.ALONG, 8)
+    check(parse_kernel(text), Way.ALONG, 4, aligned=False)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("across", [False, True])
+def test_weights_are_read_before_earlier_launches_have_ended(across: bool, rows: int, tmp_path: Path) -> None:
+    kernel = replace(linear(rows, 4096, 4096, "bf16", across=across), early=("w",))
+    text = ptx_of({"k": kernel})
+    before, after = text.split("griddepcontrol.wait;")
+    assert "griddepcontrol.launch_dependents;" in before
+    assert "ld.global" in before and "ld.global" in after and "ld.global.nc" not in text
+    if PTXAS is not None:
+        assert assembled(text, "sm_90", tmp_path)["k_0"][1] == 0
 
 
 @pytest.mark.parametrize(("dtype", "across"), [("bf16", False), ("f16", False), ("f32", False), ("bf16", True)])

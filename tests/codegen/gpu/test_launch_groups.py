@@ -1,6 +1,7 @@
 """Kernels of one body in one grid."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,19 @@ import torch
 from smelt import _native
 from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.gpu import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator, ptx
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import describe_host_warps
+from smelt.codegen.gpu.launches import launch_groups
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.targets import GROUP_BUFFERS
 from smelt.codegen.write_module import join
 from smelt.ir.kernel import Kernel, KernelGroup
 from smelt.ir.loops import Function, Value
-from tests.codegen.gpu.on_host import ORDERS, filled
+from tests.codegen.gpu.on_host import ORDERS, OnHost, filled
+from tests.codegen.gpu.test_few_rows import linear
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import SOFTMAX, sized
 from tests.kernel_reference import run_kernel
@@ -54,14 +56,20 @@ def text(code: EntryCode) -> str:
     return print_module(join([code]))
 
 
-def run_group(kernels: Sequence[Kernel], code: EntryCode, offset: int = 0) -> None:
-    """A launch of all of them leaves what each would leave. `offset`: elements that buffers begin after."""
+def run_alone(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    OnHost(kernel, warp=WARP).run(tensors, {})
+
+
+def run_group(
+    kernels: Sequence[Kernel], code: EntryCode, offset: int = 0, *, run: Callable[..., None] = run_kernel
+) -> None:
+    """A launch of all of them leaves what each would leave by `run`. `offset`: elements that buffers begin after."""
     target = describe_host_warps("test", WARP)
     built = HostGenerator().load([join([code])], target)[0]
     given = [[filled(buffer, 9 * n + s) for s, buffer in enumerate(k.parameters)] for n, k in enumerate(kernels)]
     want = [[tensor.clone() for tensor in tensors] for tensors in given]
     for kernel, tensors in zip(kernels, want, strict=True):
-        run_kernel(kernel, tensors)
+        run(kernel, tensors)
     grids = tuple(
         (built.address(grid.symbol), grid.blocks, grid.threads, grid.shared_bytes, grid.has_barrier)
         for grid in code.phases
@@ -292,3 +300,32 @@ def test_equal_groups_are_built_once() -> None:
     found = build.compile_kernels([first, second], build.Options())
     assert found["g0"] is found["g1"] and len(found["g0"].phases) == 1
     assert build.compile_unaligned(first) is not found["g0"]
+
+
+def test_products_side_by_side() -> None:
+    products = [linear(1, 40, 600), linear(1, 9, 600), linear(1, 20, 600)]
+    code = HostGenerator().emit_group("group", products, HOST)
+    (phase,) = code.phases
+    assert phase.blocks == sum(HostGenerator().emit("k", plan(each, HOST), HOST).phases[0].blocks for each in products)
+    run_group(products, code, run=run_alone)
+
+
+def test_pointwise_kernels_of_different_bodies_side_by_side() -> None:
+    other = parse_kernel(
+        "kernel other rows() cols(j:700)\n in a: f32[700]\n out b: f32[700]\n loop:\n x = load a[j]\n"
+        " y = mul x, x : f32\n store b[j] = y\n"
+    )
+    kernels = [update(1000), other, update(77)]
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(code.phases) == 1
+    run_group(kernels, code)
+
+
+@assembled_here
+def test_products_side_by_side_wait_for_launches_once_each(tmp_path: Path) -> None:
+    kernels = [replace(linear(1, cols, 2048, "bf16"), early=("w",)) for cols in (2048, 512)]
+    code = CudaGenerator().emit_group("group", kernels, describe_cuda("sm_90"))
+    assert code.phases[0].overlaps
+    found = ptx(join([code]), describe_cuda("sm_90"))
+    assert (found.count("griddepcontrol.wait"), found.count("griddepcontrol.launch_dependents")) == (2, 1)
+    assert assembled(found, "sm_90", tmp_path)["group_0"][1] == 0

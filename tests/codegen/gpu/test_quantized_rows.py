@@ -16,12 +16,14 @@ from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
+MATRIX_WARP = 32  # of the host, with matrix units
+
 
 def check(kernel: Kernel, warp: int = 4, *, aligned: bool = True) -> None:
     check_kernel(kernel, after="the test")
     built = OnHost(kernel, warp=warp, aligned=aligned)
     (grid,) = built.plan.phases
-    assert isinstance(grid, FewRows) and grid.way is Way.QUANTIZED
+    assert isinstance(grid, FewRows) and grid.way is (Way.QUANTIZED_MATRIX if warp == MATRIX_WARP else Way.QUANTIZED)
     given = filled(kernel)
     want, found = ([each.clone() for each in given] for _ in range(2))
     run_kernel(kernel, want)
@@ -37,6 +39,20 @@ def test_layouts(kind: str, order: str) -> None:
         pytest.skip("only halves of bytes are apart")
     check(written(1, 17, kind, order, offset=8 if kind == "u4" else 0))
     check(written(3, 20, kind, order, x="bf16", scale="f16"), aligned=False)
+
+
+@pytest.mark.parametrize("x", ["bf16", "f16"])
+@pytest.mark.parametrize("kind", ["u4", "i4", "u8", "i8"])
+@pytest.mark.parametrize("order", ["in order", "halves first", "one group"])
+def test_matrix_units(kind: str, order: str, x: str) -> None:
+    if order == "halves first" and kind in ("u8", "i8"):
+        pytest.skip("only halves of bytes are apart")
+    rows, offset = (3, 0) if x == "f16" else (1, 8 if kind == "u4" else 0)
+    check(written(rows, 20, kind, order, x=x, scale="f32", offset=offset), MATRIX_WARP, aligned=kind != "i4")
+
+
+def test_matrix_units_and_zero_points() -> None:
+    check(written(2, 24, "u4", zero="f32", low="f32", offset=3, x="bf16"), MATRIX_WARP)
 
 
 @pytest.mark.parametrize(("zero", "low"), [("f32", ""), ("", "f32"), ("u8", ""), ("f16", "bf16")])

@@ -16,7 +16,8 @@ from smelt.codegen.generator import EntryCode, Generator, named
 from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
-from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.gpu.launches.launch_groups import emit_group
+from smelt.codegen.gpu.launches.side_by_side import emit_side_by_side
 from smelt.codegen.gpu.simt import Simt, has_wide_floats
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
@@ -51,6 +52,7 @@ class GpuGenerator(Generator):
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
         grouped = emit_group(symbol, kernels, target, aligned=aligned)
+        grouped = grouped or emit_side_by_side(f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -90,12 +92,13 @@ class GpuGenerator(Generator):
                 parameters=names,
                 places=dict(plan.places),
                 aligned=aligned,
+                early=phase.kernel.early,
             )
             b.has_wide_floats = has_wide_floats(plan.kernel)
             phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
-            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call))
+            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call, b.overlaps))
         called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
         for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):

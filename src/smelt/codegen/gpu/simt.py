@@ -38,6 +38,7 @@ from smelt.ir.loops import (
     Id,
     LoadMatrix,
     Mma,
+    Node,
     Number,
     Remote,
     SharedArray,
@@ -70,7 +71,7 @@ class Simt(Builder):
     """Code of one phase of a grid. `resident`: blocks side by side; the assembler spills no registers for more of them.
     `predicates`: stores that only some threads do are no branches. `block`: its number, where the caller finds it.
     `parameters`: names of the launch's buffers, in order; `places`: of those in the workspace, with their first bytes.
-    `aligned`: buffers begin at multiples of sixteen bytes."""
+    `aligned`: buffers begin at multiples of sixteen bytes. `early`: as `Kernel.early`."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Simt(Builder):
         parameters: Sequence[str] = (),
         places: Mapping[str, Size] | None = None,
         aligned: bool = True,
+        early: Sequence[str] | None = None,
     ) -> None:
         super().__init__(target, symbol, sizes)
         self.warp = target.warp_size
@@ -97,6 +99,8 @@ class Simt(Builder):
         self.is_vulkan = target.form == "spirv"
         self.predicates, self.aligned = predicates and not self.is_vulkan, aligned
         self._parameters, self._places = {name: place for place, name in enumerate(parameters)}, places or {}
+        self.overlaps = early is not None  # the launch may begin before earlier ones have ended
+        self._waits = False
         self.numbers: dict[int, str] = {}  # parameters that are no addresses, each with its kind in memory
         self.workspace_memory = WORKSPACE
         self.shared_bytes = 0
@@ -219,6 +223,8 @@ class Simt(Builder):
     ) -> list[Value]:
         """`width` elements from `at` on. `aligned`: their address is a multiple of their size. `constant`: nobody
         writes there while the phase runs."""
+        # Earlier launches may still write there; and loads of constants move past the wait for them, in LLVM and ptxas.
+        constant = constant and not self.overlaps
         return self._load(pointer, at, kind, width, MOST_BYTES if aligned else 1, constant)
 
     def _load(
@@ -442,6 +448,43 @@ class Simt(Builder):
         """At the end: no block of a cluster is gone while another reads its shared memory."""
         self.body.append(Barrier("leave"))
 
+    # Launches.
+
+    def wait_for_launches(self) -> None:
+        """What earlier launches wrote may be read after it, and what they read may be written. Where no schedule says
+        when, it is the first thing."""
+        if self.overlaps and not self._waits:
+            self._waits = True
+            self.body.append(Barrier("earlier"))
+
+    def waiting_body(self) -> list[Node]:
+        """The code, which waits first unless it waits somewhere else."""
+        return [Barrier("earlier"), *self.body] if self.overlaps and not self._waits else self.body
+
+    # Several grids in one function.
+
+    def follow(self, previous: "Simt") -> None:
+        """Use the numbers of threads that `previous` has read, and other names for values."""
+        self._ids, self._count = previous._ids, previous._count
+
+    def join(self, others: Sequence["Simt"]) -> None:
+        """Take over what the code of others needs, which becomes part of this function."""
+        self._waits = True
+        for b in others:
+            self.numbers |= b.numbers
+            self.helpers |= b.helpers
+            self._arrays |= b._arrays
+            self.shared_bytes = max(self.shared_bytes, b.shared_bytes)
+            self.has_barrier |= b.has_barrier
+        self.prologue = [node for b in (*others, self) for node in b.prologue]
+
+    def block_of_all(self) -> Value:
+        """Which block of the launch this is, whichever grid it is of. It is read where the function begins."""
+        if self.index_kind == "i32":
+            return self.id("block")
+        self.body = self.prologue
+        return self._wide(self.id("block"))
+
     # The function.
 
     def taken(self, number: int) -> Value:
@@ -451,6 +494,8 @@ class Simt(Builder):
     def grid_function(self) -> Function:
         """All that was written, as a function."""
         assert self.sizes is not None
+        if self.overlaps:
+            self.body = [Barrier("later"), *self.waiting_body()]
         sizes = [param(f"size{slot}") for slot in range(len(self.sizes.params))]
         params = [*map(self.taken, range(self.buffers)), WORKSPACE, *sizes]
         function = self.function(self.symbol, params, "grid")

@@ -31,6 +31,7 @@ _BARRIERS = {
     "cluster": ("llvm.nvvm.barrier.cluster.arrive()", ""),
     "leave": ("llvm.nvvm.barrier.cluster.arrive.relaxed()", ""),  # what was read is there: it was used
 }
+_LAUNCH_BARRIERS = {"earlier": "griddepcontrol.wait;", "later": "griddepcontrol.launch_dependents;"}
 _CLUSTER_WAIT = "llvm.nvvm.barrier.cluster.wait()"
 
 _types: dict[tuple[str, int], str] = {}
@@ -283,6 +284,9 @@ class _Printer:
         self._call(f"{node.out.name} = ", "i32", f"llvm.nvvm.shfl.sync.{how}.i32", "i32, i32, i32, i32", args)
 
     def barrier(self, node: loops.Barrier) -> None:
+        if node.scope in _LAUNCH_BARRIERS:  # no access to memory moves past one
+            self.lines.append(f'  call void asm sideeffect "{_LAUNCH_BARRIERS[node.scope]}", "~{{memory}}"()')
+            return
         declared, args = _BARRIERS[node.scope]
         self._barrier(declared, args)
         if node.scope in ("cluster", "leave"):

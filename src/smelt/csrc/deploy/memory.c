@@ -161,7 +161,7 @@ smelt_launch_grids(Run *run, const VariantRecord *variant, const Plan *plan, con
         }
         const char *name = table_string(table, kernel->name);
         const CudaResult result = smelt_cuda_launch_grid(driver, entry->functions[i], grid, sizes,
-                                                         at->session->stream, at->parameters);
+                                                         at->session->stream, at->parameters, false);
         if (result == CUDA_TOO_MANY_BLOCKS) {
             return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name,
                               (long long)cuda_size(grid->blocks, grid->slot, sizes));

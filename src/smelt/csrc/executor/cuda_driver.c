@@ -8,6 +8,7 @@
 
 enum { INFO_LOG = 3, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE = 12, LOG_OPTIONS = 5 }; /* assembler's */
 enum { PTX_INPUT = 1, MOST_DYNAMIC_SHARED = 8, USUAL_SHARED = 48 * 1024, RELAXED_CAPTURE = 2 };
+enum { MAY_OVERLAP = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
 
 #define CUDA_ROW(name, field, needed_by, parameters) {#name, offsetof(CudaDriver, field), needed_by},
 static const struct {
@@ -151,11 +152,21 @@ smelt_cuda_set_parameters(void **parameters, void **buffers, int64_t count, void
 
 CudaResult
 smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, const GridRecord *grid, const int64_t *sizes,
-                       CudaStream stream, void **parameters)
+                       CudaStream stream, void **parameters, bool overlaps)
 {
     const int64_t blocks = cuda_size(grid->blocks, grid->slot, sizes);
     if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
         return CUDA_TOO_MANY_BLOCKS;
+    }
+    if (overlaps && blocks && driver->launch_with) {
+        CudaLaunchAttribute attribute = {.id = MAY_OVERLAP, .value = {1}};
+        const CudaLaunchConfig config = {.grid = {(unsigned)blocks, 1, 1},
+                                         .block = {(unsigned)grid->threads, 1, 1},
+                                         .shared = (unsigned)grid->shared_bytes,
+                                         .stream = stream,
+                                         .attributes = &attribute,
+                                         .attribute_count = 1};
+        return driver->launch_with(&config, function, parameters, NULL);
     }
     return blocks == 0 ? 0 /* which CUDA takes for an error */
                        : driver->launch(function, (unsigned)blocks, 1, 1, (unsigned)grid->threads, 1, 1,

@@ -46,6 +46,19 @@ typedef struct {
 enum { CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_TOO_MANY_BLOCKS = -1 /* ours: see smelt_cuda_launch_grid */ };
 enum { CUDA_MOST_BLOCKS = 0x7fffffff, CUDA_LOG_BYTES = 16 * 1024 };
 
+/* How a kernel is launched, as the driver declares it, with one attribute. */
+typedef struct {
+    int id, padding;
+    int value[16];
+} CudaLaunchAttribute;
+
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    CudaStream stream;
+    CudaLaunchAttribute *attributes;
+    unsigned attribute_count;
+} CudaLaunchConfig;
+
 /* Who needs a function: a driver without it is refused to them alone. The others find NULL. */
 enum { CUDA_OPTIONAL = 0, CUDA_MEMORY = 1, CUDA_ASSEMBLER = 2, CUDA_ALWAYS = CUDA_MEMORY | CUDA_ASSEMBLER };
 
@@ -74,6 +87,8 @@ enum { CUDA_OPTIONAL = 0, CUDA_MEMORY = 1, CUDA_ASSEMBLER = 2, CUDA_ALWAYS = CUD
     F(cuLaunchKernel, launch, CUDA_ALWAYS,                                                                             \
       (CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,            \
        unsigned block_z, unsigned shared, CudaStream, void **parameters, void **extra))                                \
+    F(cuLaunchKernelEx, launch_with, CUDA_OPTIONAL,                                                                    \
+      (const CudaLaunchConfig *, CudaFunction, void **parameters, void **extra))                                       \
     F(cuLinkCreate_v2, link_create, CUDA_ASSEMBLER, (unsigned count, int *options, void **values, CudaLink *))         \
     F(cuLinkAddData_v2, link_add, CUDA_ASSEMBLER,                                                                      \
       (CudaLink, int kind, void *data, size_t size, const char *name, unsigned count, int *options, void **values))    \
@@ -99,6 +114,9 @@ enum { CUDA_OPTIONAL = 0, CUDA_MEMORY = 1, CUDA_ASSEMBLER = 2, CUDA_ALWAYS = CUD
     F(cuStreamEndCapture, end_capture, CUDA_OPTIONAL, (CudaStream, CudaGraphHandle *))                                 \
     F(cuStreamGetCaptureInfo_v2, capture_info, CUDA_OPTIONAL,                                                          \
       (CudaStream, int *status, uint64_t *number, CudaGraphHandle *, const CudaNode **last, size_t *count))            \
+    F(cuStreamGetCaptureInfo_v3, capture_edges, CUDA_OPTIONAL,                                                         \
+      (CudaStream, int *status, uint64_t *number, CudaGraphHandle *, const CudaNode **last, const void **edges,        \
+       size_t *count))                                                                                                 \
     F(cuGraphInstantiateWithFlags, instantiate, CUDA_OPTIONAL, (CudaGraphExec *, CudaGraphHandle, uint64_t flags))     \
     F(cuGraphGetNodes, get_nodes, CUDA_OPTIONAL, (CudaGraphHandle, CudaNode *, size_t *count))                         \
     F(cuGraphNodeGetType, get_type, CUDA_OPTIONAL, (CudaNode, int *type))                                              \
@@ -190,8 +208,9 @@ cuda_size(int64_t number, int64_t slot, const int64_t *sizes)
     return slot < 0 ? number : sizes[slot];
 }
 
-/* A grid of blocks side by side; of none nothing is launched. In the context of the function. */
+/* A grid of blocks side by side; of none nothing is launched. In the context of the function. `overlaps`: it may begin
+   before the kernel that was launched last has ended, for which it waits by itself. */
 CudaResult smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, const GridRecord *grid,
-                                  const int64_t *sizes, CudaStream stream, void **parameters);
+                                  const int64_t *sizes, CudaStream stream, void **parameters, bool overlaps);
 
 #endif

@@ -29,6 +29,7 @@ struct CudaGraph {
     bool is_recording;
     CudaGraphHandle handle;
     CudaGraphExec exec;
+    CudaNode last_kernel; /* noted while recording */
     Node *nodes;
     Link *links;
     uint64_t *words;
@@ -87,7 +88,11 @@ last_node(const CudaGraph *graph, CudaNode *node)
     CudaGraphHandle handle;
     const CudaNode *last = NULL;
     size_t count = 0;
-    const CudaResult result = graph->driver->capture_info(graph->stream, &status, &number, &handle, &last, &count);
+    const CudaDriver *driver = graph->driver;
+    const void *edges = NULL; /* of overlapping launches, which the older function refuses to tell */
+    const CudaResult result =
+        driver->capture_edges ? driver->capture_edges(graph->stream, &status, &number, &handle, &last, &edges, &count)
+                              : driver->capture_info(graph->stream, &status, &number, &handle, &last, &count);
     if (result) {
         return result;
     }
@@ -96,6 +101,13 @@ last_node(const CudaGraph *graph, CudaNode *node)
     }
     *node = *last;
     return 0;
+}
+
+bool
+smelt_graph_may_overlap(const CudaGraph *graph)
+{
+    CudaNode last;
+    return graph->last_kernel && last_node(graph, &last) == 0 && last == graph->last_kernel;
 }
 
 static CudaResult
@@ -107,6 +119,7 @@ add_node(CudaGraph *graph, const CudaKernelNode *kernel, const uint64_t *const *
     if (result) {
         return result;
     }
+    graph->last_kernel = kernel->function ? node.handle : NULL;
     if (!has_room(&graph->nodes, &graph->node_room, graph->node_count, 1, sizeof *graph->nodes)
         || !has_room(&graph->words, &graph->word_room, graph->word_count, count, sizeof *graph->words)
         || !has_room(&graph->links, &graph->link_room, graph->link_count, count, sizeof *graph->links)) {

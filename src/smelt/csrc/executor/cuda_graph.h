@@ -22,6 +22,9 @@ bool smelt_graph_is_possible(const CudaDriver *driver);
 /* Begins to record what is launched on a stream, and says where. In the context of the stream, as all that follows. */
 CudaResult smelt_graph_begin(CudaGraph **graph, const CudaDriver *driver, CudaContext context, CudaStream stream);
 
+/* Whether what was recorded last is a kernel that was noted: the next one may overlap with it. */
+bool smelt_graph_may_overlap(const CudaGraph *graph);
+
 /* Notes the kernel that was launched last. Each of its parameters has eight bytes. */
 CudaResult smelt_graph_add_launch(CudaGraph *graph, CudaFunction function, const CudaKernelNode *node,
                                   const CudaSource *sources, int64_t count);

@@ -117,7 +117,9 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
     for (int i = 0; status == 0 && i < self->phase_count; i++) {
         call->phase = i;
         const GridRecord *grid = &self->phases[i].grid;
-        status = smelt_cuda_launch_grid(code->driver, code->functions[i], grid, sizes, stream, parameters);
+        const bool overlaps =
+            self->phases[i].overlaps && call->recording && smelt_graph_may_overlap(call->recording->graph);
+        status = smelt_cuda_launch_grid(code->driver, code->functions[i], grid, sizes, stream, parameters, overlaps);
         if (status == 0 && call->recording) {
             status = record_launch(self, call->recording, code->functions[i], grid, sizes, parameters, count);
         }

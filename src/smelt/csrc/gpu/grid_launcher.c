@@ -127,15 +127,16 @@ read_size(PyObject *argument, int sizes, int64_t *number, int64_t *slot)
     return *number < 0 ? -1 : 0;
 }
 
-/* (function, blocks, threads, shared_bytes, has_barriers) */
+/* (function, blocks, threads, shared_bytes, has_barriers, overlaps) */
 static int
 read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase *phase)
 {
     PyObject *function, *blocks;
-    int has_barriers;
+    int has_barriers, overlaps = false;
     long threads, shared;
     if (!PyTuple_Check(argument)
-        || !PyArg_ParseTuple(argument, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
+        || !PyArg_ParseTuple(argument, "OOllp|p;GridLauncher: a phase", &function, &blocks, &threads, &shared,
+                             &has_barriers, &overlaps)
         || read_size(blocks, self->size_count, &phase->grid.blocks, &phase->grid.slot) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "GridLauncher: a phase is a tuple");
@@ -159,6 +160,7 @@ read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase
     phase->grid.threads = threads;
     phase->grid.shared_bytes = shared;
     phase->has_barriers = has_barriers;
+    phase->overlaps = overlaps;
     return 0;
 }
 

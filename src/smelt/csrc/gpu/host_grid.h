@@ -11,6 +11,7 @@ typedef struct {
     GridRecord grid;
     WarpFunction function;
     bool has_barriers;
+    bool overlaps; /* it waits for earlier launches by itself */
 } GridPhase;
 
 /* Why a launch did not work. */

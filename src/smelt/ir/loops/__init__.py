@@ -237,7 +237,7 @@ class Shuffle:
 @dataclass(slots=True, eq=False)
 class Barrier:
     """Threads wait for each other, and see what all stored: of a "warp", a "block", or a "cluster"; "leave": at the end
-    of a cluster's blocks."""
+    of a cluster's blocks. "earlier": they wait for earlier launches; "later": the next launch may begin."""
 
     scope: str
 

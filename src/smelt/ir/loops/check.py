@@ -221,7 +221,7 @@ _FITS: dict[type, Callable[[Any], bool]] = {
     ),
     loops.Id: lambda n: n.what in _IDS and (n.what == "parameter") == (n.at is not None) and _is(n.out, INTEGERS),
     loops.Shuffle: lambda n: n.mode in ("xor", "up", "from") and _same(Value("", "i32"), n.value, n.lane, n.out),
-    loops.Barrier: lambda n: n.scope in ("warp", "block", "cluster", "leave"),
+    loops.Barrier: lambda n: n.scope in ("warp", "block", "cluster", "leave", "earlier", "later"),
     loops.Remote: lambda n: _is(n.pointer, loops.SHARED) and _is(n.rank, "i32") and _is(n.out, loops.CLUSTER),
     loops.Mma: lambda n: (
         n.kind in ("bf16", "f16") and (len(n.a), len(n.b), len(n.sums)) == (4, 2, 4)

@@ -35,6 +35,8 @@ from smelt.symbolic.symsize import hint, is_symsize
 _MOST_QUERIES, _MOST_SUMS = 8, 32  # of a lane, for all its queries
 _BLOCKS = 2 * 132
 _MOST_PARTS = 64
+_MOST_THREADS, _FEW_STEPS = 256, 2  # of a block that goes through all keys of a head
+_SHARED_BYTES = 40 << 10
 _POINTS = Const | Load | Position | Compute | Cast
 
 
@@ -99,7 +101,11 @@ def _vector(kernel: Kernel, factor: Factor, along: Axis) -> int:
 
 
 def _in_parts(grid: KeyParts, keys: Size, width: int) -> list[Grid]:
-    """With as many parts as keep the chip busy; where the number of keys varies, as many whatever it is."""
+    """With as many parts as keep the chip busy; where the number of keys varies, as many whatever it is. Few keys are
+    one part, of more threads: adding up parts is another launch."""
+    alone = _alone(grid, keys, width)
+    if alone is not None:
+        return [alone]
     step = grid.at_once * grid.unroll
     steps = -(-keys // step)
     parts = max(1, min(_BLOCKS // max(1, grid.outer_count), hint(steps), _MOST_PARTS))
@@ -115,3 +121,15 @@ def _in_parts(grid: KeyParts, keys: Size, width: int) -> list[Grid]:
     kernel = replace(grid.kernel, buffers=(*grid.kernel.buffers, *buffers))
     grid = replace(grid, kernel=kernel)
     return [grid, PartSums(kernel, grid)]
+
+
+def _alone(grid: KeyParts, keys: Size, width: int) -> KeyParts | None:
+    """A block for all keys of a head, if there are few."""
+    while not is_symsize(keys) and grid.threads <= _MOST_THREADS:
+        steps = -(-int(keys) // (grid.at_once * grid.unroll))
+        if grid.warps * grid.query_count * (width + 2) * 4 > _SHARED_BYTES:
+            return None
+        if steps <= _FEW_STEPS:
+            return replace(grid, chunk=steps * grid.at_once * grid.unroll)
+        grid = replace(grid, threads=2 * grid.threads)
+    return None

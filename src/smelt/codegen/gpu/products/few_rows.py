@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from smelt.codegen.axes import merged_axes
 from smelt.codegen.gpu.products.few_rows_body import (
     MATRIX_TERMS,
     AcrossBody,
@@ -22,7 +23,13 @@ from smelt.codegen.gpu.products.few_rows_body import (
     Split,
     Way,
 )
-from smelt.codegen.gpu.products.quantized_rows import QuantizedBody, bytes_at_once, in_bytes, units_of
+from smelt.codegen.gpu.products.quantized_rows import (
+    QuantizedBody,
+    QuantizedMatrixBody,
+    bytes_at_once,
+    in_bytes,
+    units_of,
+)
 from smelt.codegen.gpu.simt import MOST_BYTES
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Contract, Factor, Kernel
@@ -39,6 +46,9 @@ _MOST_UNROLLED = 4  # vectors of weights that a lane asks for before it multipli
 _ACROSS_LANES, _FEW_BLOCKS = 4, 64  # lanes side by side along the cols, unless that leaves few blocks
 _MOST_TERMS = 1 << 18  # weights of a block: of more, several blocks share the terms
 _MATRIX_COLS = 16
+_MULTIPROCESSORS = 132
+_QUAD, _LEAST_TILE = 4, 4  # lanes that share a col; bytes of each of them
+_BYTES_IN_FLIGHT = 128  # of quantized weights, that a lane asks for before it multiplies
 
 BODIES: dict[Way, type[FewRowsBody]] = {Way.ALONG: AlongBody, Way.ACROSS: AcrossBody, Way.MATRIX: MatrixBody}
 
@@ -62,22 +72,27 @@ def few_rows(kernel: Kernel, contract: Contract, target: Target) -> FewRows | st
     rows, cols = own[sides[0]], tuple(sorted(own[sides[1]], key=lambda axis: right.index.stride(axis.name) == 1))
     if right.quantized is not None or left.quantized is not None:
         return _quantized(kernel, contract, rows, cols, left, right, target)
-    if len(contract.axes) != 1:
+    inner, walked = (tuple(merged_axes(contract.axes, [factor.index])) for factor in (right, left))
+    way = _way(left, right, cols, inner[0]) if len(inner) == 1 else None
+    if len(inner) != 1 or (len(walked) > 1 and way is not Way.ALONG):
         return "its terms have several axes"
-    way = _way(left, right, cols, contract.axes[0])
     if way is None:
         return "weights are contiguous along neither terms nor cols"
     count = int(product(axis.size for axis in rows))
-    if way is Way.ALONG and count > 1 and _fits_matrix_units(kernel, left, right, contract, target):
-        way = Way.MATRIX
+    if way is Way.ALONG and count > 1 and len(walked) == 1:
+        way = Way.MATRIX if _fits_matrix_units(kernel, left, right, contract, inner[0], target) else way
     if count > (_MOST_MATRIX_ROWS if way is Way.MATRIX else _MOST_ROWS[dtype.itemsize]):
         return "it has many rows"
-    along = cols if way is Way.ACROSS else contract.axes
+    along = cols if way is Way.ACROSS else inner
     vector = _vector(left if way is not Way.ACROSS else None, right, along[-1], dtype)
+    while walked[-1].size % vector:
+        vector //= 2
     while way is Way.ACROSS and vector * count > _MOST_SUMS:
         vector //= 2
     whole, body = Split(1, 1, 1, 1), BODIES[way]
-    grid = FewRows(kernel, rows, cols, contract.axes, left, right, way, vector, target.warp_size, whole, body=body)
+    grid = FewRows(
+        kernel, rows, cols, inner, left, right, way, vector, target.warp_size, whole, body=body, walked=walked
+    )
     if grid.term_count < target.warp_size * vector and way is Way.ALONG:
         return "it has few terms"
     return _sized(grid)
@@ -102,12 +117,15 @@ def _quantized(
         return units if isinstance(units, str) else "cols begin within a byte"
     vector = bytes_at_once(kernel, left, weights, units, contract)
     axes, warp = (Axis("units", units.count),), target.warp_size
-    return _sized(
-        FewRows(
-            kernel, rows, cols, axes, left, weights, Way.QUANTIZED, vector, warp, Split(1, 1, 1, 1),
-            body=QuantizedBody, units=units,
-        )
+    grid = FewRows(
+        kernel, rows, cols, axes, left, weights, Way.QUANTIZED, vector, warp, Split(1, 1, 1, 1),
+        body=QuantizedBody, units=units,
     )  # fmt: skip
+    tile = min(vector, units.group // _QUAD)
+    is_half = kernel.buffer(left.buffer).dtype in (torch.bfloat16, torch.float16)
+    if target.multiplies_matrices and is_half and tile >= _LEAST_TILE and tile & (tile - 1) == 0:
+        grid = replace(grid, way=Way.QUANTIZED_MATRIX, vector=tile, body=QuantizedMatrixBody)
+    return _sized(grid)
 
 
 def _sized(grid: FewRows) -> FewRows | str:
@@ -122,15 +140,17 @@ def _way(left: Factor, right: Factor, cols: tuple[Axis, ...], inner: Axis) -> Wa
     return Way.ACROSS if cols and right.index.stride(cols[-1].name) == 1 else None
 
 
-def _fits_matrix_units(kernel: Kernel, left: Factor, right: Factor, contract: Contract, target: Target) -> bool:
+def _fits_matrix_units(
+    kernel: Kernel, left: Factor, right: Factor, contract: Contract, inner: Axis, target: Target
+) -> bool:
     dtype = kernel.buffer(right.buffer).dtype
     if not target.multiplies_matrices or dtype not in (torch.bfloat16, torch.float16):
         return False
     if kernel.buffer(left.buffer).dtype is not dtype:
         return False
-    if contract.dtype is not torch.float32 or contract.axes[0].size < MATRIX_TERMS:
+    if contract.dtype is not torch.float32 or inner.size < MATRIX_TERMS:
         return False
-    return _vector(left, right, contract.axes[0], dtype) == MOST_BYTES // dtype.itemsize
+    return _vector(left, right, inner, dtype) == MOST_BYTES // dtype.itemsize
 
 
 def _vector(left: Factor | None, right: Factor, axis: Axis, dtype: torch.dtype) -> int:
@@ -148,6 +168,14 @@ def split_of(grid: FewRows) -> Split:
     """Which splits are fastest was measured on an H200 by `python -m benchmarks.gpu_products --sweep`."""
     if grid.way is Way.MATRIX:
         return _shared(grid, _MATRIX_COLS, MATRIX_TERMS)
+    if grid.way is Way.QUANTIZED_MATRIX:  # all that a warp reads at once: then few warps, else as many as there may be
+        unroll, steps, warps = _BYTES_IN_FLIGHT // (2 * grid.vector), -(-grid.term_count // grid.tile), 1
+        while warps < _MOST_WARPS and warps * unroll < steps:
+            warps *= 2
+        while unroll > 1 and warps * unroll // 2 >= steps:
+            unroll //= 2
+        teams = min(_BLOCK_WARPS // warps, grid.col_count // (_MATRIX_COLS * _MULTIPROCESSORS))
+        return Split(_MATRIX_COLS, warps, max(1, teams & -teams), unroll)
     if grid.way in (Way.ALONG, Way.QUANTIZED):
         return _shared(grid, 1, grid.warp * grid.vector)
     lanes = min(_ACROSS_LANES, grid.warp // 2)

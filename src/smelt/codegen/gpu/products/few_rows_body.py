@@ -31,6 +31,7 @@ _QUAD = 4  # lanes that share a row of a matrix
 class Way(Enum):
     ALONG = "along"
     QUANTIZED = "quantized"
+    QUANTIZED_MATRIX = "quantized matrix"
     ACROSS = "across"
     MATRIX = "matrix"
 
@@ -62,6 +63,7 @@ class FewRows(Grid):
     split: Split
     threads: int = 0
     body: type["FewRowsBody"] = field(kw_only=True)
+    walked: tuple[Axis, ...] = ()  # how the left factor goes along the terms
     units: object = None  # of quantized weights, how the sum runs over their bytes: `quantized_rows.Units`
 
     @property
@@ -85,15 +87,25 @@ class FewRows(Grid):
         return -(-self.col_count // self.block_cols)
 
     @property
+    def by_matrix(self) -> bool:
+        """Whether matrix units multiply."""
+        return self.way in (Way.MATRIX, Way.QUANTIZED_MATRIX)
+
+    @property
     def held_rows(self) -> int:
         """Rows that a team has sums of."""
-        return self.row_count if self.way is not Way.MATRIX else -(-self.row_count // ROW_TILE) * ROW_TILE
+        return -(-self.row_count // ROW_TILE) * ROW_TILE if self.by_matrix else self.row_count
+
+    @property
+    def tile(self) -> int:
+        """Terms that a warp takes at once with matrix units."""
+        return _QUAD * self.vector
 
     @property
     def step(self) -> int:
         """Terms that a team takes at once."""
-        if self.way is Way.MATRIX:
-            return MATRIX_TERMS * self.split.warps
+        if self.by_matrix:
+            return self.tile * self.split.warps
         lanes = self.warp * self.vector
         return (lanes // self.split.cols if self.way is Way.ACROSS else lanes) * self.split.warps
 
@@ -156,14 +168,17 @@ class FewRowsBody(PhaseBody):
         sums = [self.zero] * self.count()
         whole = terms // (step * unroll) * (step * unroll)
         free: list[Mask] = [None] * unroll
-        if whole > step * unroll:
+        first = 0
+        if b.overlaps and whole > step * unroll:  # its first weights are read before it waits for earlier launches
+            sums, first = self.multiplied(b.index(0), unroll, free, sums), step * unroll
+        if whole - first > step * unroll:
 
             def some_steps(turn: Value, values: list[Value]) -> list[Value]:
                 return self.multiplied(b.convert("trunc", turn, b.index_kind), unroll, free, values)
 
-            sums = b.carried_loop(whole, sums, some_steps, step=step * unroll)
-        elif whole:
-            sums = self.multiplied(b.index(0), unroll, free, sums)
+            sums = b.carried_loop(whole, sums, some_steps, first=first, step=step * unroll)
+        elif whole > first:
+            sums = self.multiplied(b.index(first), unroll, free, sums)
         if whole < terms:
             sums = self.multiplied(b.index(whole), *self.rest(terms - whole), sums)
         return sums
@@ -203,6 +218,8 @@ class FewRowsBody(PhaseBody):
         at = at if mask is None else b.select(mask, at, 0)
         kind, width = kind or memory_kind(buffer.dtype), width or self.grid.vector
         constant = buffer.role is Role.INPUT
+        if factor.buffer not in (self.kernel.early or ()):
+            b.wait_for_launches()
         return b.load_global(b.pointer(factor.buffer), at, kind, width, aligned=b.aligned, constant=constant)
 
     def wide(self, factor: Factor, raw: Sequence[Value], mask: Mask) -> list[Value]:
@@ -269,10 +286,11 @@ class AlongBody(FewRowsBody):
             [self.read(grid.right, b.add(base, at), mask) for base in self.bases]
             for at, mask in zip(firsts, masks, strict=True)
         ]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
             ours = [self.wide(grid.right, each, mask) for each in raw]
-            term = b.add(at, self.term)
+            term = self._left_place(b.add(at, self.term))
             for row in range(grid.row_count):
                 theirs = self.wide(grid.left, self.read(grid.left, b.add(term, self.row_base(row)), mask), mask)
                 for col, own in enumerate(ours):
@@ -281,6 +299,14 @@ class AlongBody(FewRowsBody):
                         total = b.fma(x, w, total)
                     sums[row * cols + col] = total
         return sums
+
+    def _left_place(self, term: Value) -> Value:
+        """Where the left factor has a term, from the beginning of its row."""
+        walked = self.grid.walked
+        if len(walked) == 1:
+            return term
+        steps = tuple((axis.name, self.grid.left.index.stride(axis.name)) for axis in walked)
+        return self._offset(Index(steps), self._coordinates(term, walked))
 
     def kept(self, array: int, sums: list[Value]) -> None:
         b, cols = self.b, self.grid.split.cols
@@ -318,6 +344,7 @@ class AcrossBody(FewRowsBody):
             self.read(grid.right, b.add(self.base, b.mul(at, self.down[0])), mask)
             for at, mask in zip(firsts, masks, strict=True)
         ]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, raw in zip(firsts, masks, weights, strict=True):
             own = self.wide(grid.right, raw, mask)
@@ -346,48 +373,61 @@ class MatrixBody(FewRowsBody):
         b, grid = self.b, self.grid
         self.group, self.place = b.lshr(b.lane(), 2), b.and_(b.lane(), _QUAD - 1)
         # A warp's steps at once lie side by side: in rows of the weights, it reads long runs.
-        self.term = b.add(b.mul(self.part, MATRIX_TERMS * grid.split.unroll), b.mul(self.place, grid.vector))
+        self.term = b.add(b.mul(self.part, grid.tile * grid.split.unroll), b.mul(self.place, grid.vector))
         cols = [
             b.add(self.first, b.add(self.group, more)) if more else b.add(self.first, self.group) for more in (0, 8)
         ]
         self.bases = [b.add(self.own_base(grid.right, grid.cols, col), self.term) for col in cols]
         rows = [b.add(self.group, more) if more else self.group for more in range(0, grid.held_rows, ROW_TILE)]
-        self.lefts = [b.add(self.own_base(grid.left, grid.rows, row), self.term) for row in rows]
+        self.lefts = [self.own_base(grid.left, grid.rows, row) for row in rows]
 
     def count(self) -> int:
         return 4 * len(self.lefts)
 
+    @property
+    def kind(self) -> str:
+        """What is multiplied."""
+        return "f16" if self.kernel.buffer(self.grid.left.buffer).dtype is torch.float16 else "bf16"
+
     def rest(self, terms: int) -> tuple[int, list[Mask]]:
         b, unroll = self.b, self.grid.split.unroll
-        masks = [b.icmp("slt", self.term, b.index(terms - number * MATRIX_TERMS)) for number in range(unroll)]
+        masks = [b.icmp("slt", self.term, b.index(terms - number * self.grid.tile)) for number in range(unroll)]
         return unroll, list(masks)
 
-    def _pairs(self, factor: Factor, at: Value, mask: Mask) -> list[Value]:
+    def firsts(self, first: Value, steps: int) -> list[Value]:
+        """Where a warp's tiles begin."""
+        return [self.b.add(first, number * self.grid.tile) if number else first for number in range(steps)]
+
+    def pairs(self, factor: Factor, at: Value, mask: Mask, count: int) -> list[Value]:
+        """So many words, each of two terms; zero where there is nothing."""
         b = self.b
         if b.aligned:
-            words = self.read(factor, b.lshr(at, 1), mask, "i32", self.grid.vector // 2)
+            words = self.read(factor, b.lshr(at, 1), mask, "i32", count)
         else:
-            halves = [b.convert("bitcast", each, "i16") for each in self.read(factor, at, mask)]
+            halves = [b.convert("bitcast", each, "i16") for each in self.read(factor, at, mask, width=2 * count)]
             wide = [b.convert("zext", each, "i32") for each in halves]
             words = [b.or_(low, b.shl(high, 16)) for low, high in zip(wide[::2], wide[1::2], strict=True)]
         return words if mask is None else [b.select(mask, each, 0) for each in words]
 
     def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
         b, grid = self.b, self.grid
-        kind = "f16" if self.kernel.buffer(grid.right.buffer).dtype is torch.float16 else "bf16"
-        firsts = [b.add(first, number * MATRIX_TERMS) if number else first for number in range(steps)]
-        places = list(zip(firsts, masks, strict=True))
-        weights, lefts = (
-            [[self._pairs(factor, b.add(base, at), mask) for base in bases] for at, mask in places]
-            for factor, bases in ((grid.right, self.bases), (grid.left, self.lefts))
-        )
+        places = list(zip(self.firsts(first, steps), masks, strict=True))
+        weights = [
+            [self.pairs(grid.right, b.add(base, at), mask, grid.vector // 2) for base in self.bases]
+            for at, mask in places
+        ]
+        b.wait_for_launches()
+        lefts = [
+            [self.pairs(grid.left, b.add(base, b.add(at, self.term)), mask, grid.vector // 2) for base in self.lefts]
+            for at, mask in places
+        ]
         sums = list(sums)
         for (upper, lower), rows in zip(weights, lefts, strict=True):
             for half in (0, 2):
                 a = [upper[half], lower[half], upper[half + 1], lower[half + 1]]
                 for tile, words in enumerate(rows):
                     place = slice(4 * tile, 4 * tile + 4)
-                    sums[place] = b.mma(kind, a, words[half : half + 2], sums[place])
+                    sums[place] = b.mma(self.kind, a, words[half : half + 2], sums[place])
         return sums
 
     def kept(self, array: int, sums: list[Value]) -> None:

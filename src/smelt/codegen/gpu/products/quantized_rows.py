@@ -1,17 +1,20 @@
-"""Few rows of quantized weights: `Units`, how a sum runs over bytes of integers, and `QuantizedBody`, which writes it.
+"""Few rows of quantized weights: `Units`, how a sum runs over bytes of integers, and two bodies that write it.
 
     p = contract (g:64, k:64) x[4096*i + 64*g + k], (u4 w[4096*j + 64*g + k] - 8) * s[64*j + g]
     →  2048 bytes a col, 32 a group; a lane takes sixteen of them, and x at twice their number and after that
 
 Four bits become a float32 in two instructions: as the first bits behind the point of 1 + q / 16. So Σ x · q is
 16 · (Σ x · (1 + q / 16) - Σ x), where Σ x is there once for all cols. A scale is multiplied with a lane's sum.
+
+Matrix units take 1 + q / 16 as bfloat16 or float16: two instructions for two of them. Eight bits are two times four.
+Σ x is a product, too, with ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.products.few_rows_body import AlongBody
+from smelt.codegen.gpu.products.few_rows_body import AlongBody, MatrixBody
 from smelt.codegen.gpu.simt import MOST_BYTES, Mask
 from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
@@ -21,6 +24,8 @@ from smelt.ir.loops import Value
 _ONE, _POINT = 0x3F800000, 19  # 1.0 as a float32, and the lowest of its first four bits behind the point
 _NIBBLE = 0xF << _POINT
 _SIGNS = -0x77777778  # the upper bit of every four
+_BYTE_SIGNS = -0x7F7F7F80  # the upper bit of every eight
+_ONES = {"bf16": (0x3F803F80, 3), "f16": (0x3C003C00, 6)}  # 1.0 twice, and the lowest of its first four bits
 _WORD = 4  # bytes
 
 
@@ -109,8 +114,9 @@ class QuantizedBody(AlongBody):
         b, grid, cols = self.b, self.grid, self.grid.split.cols
         firsts = [b.add(first, number * grid.step) if number else first for number in range(of_right)]
         places = list(zip(firsts, masks, strict=True))
-        words = [[self._words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
-        scales = [[self._scales(b.add(at, self.term), mask, col) for col in range(cols)] for at, mask in places]
+        words = [[self.words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
+        scales = [[self.scales(b.add(at, self.term), mask, col) for col in range(cols)] for at, mask in places]
+        b.wait_for_launches()
         sums = list(sums)
         for at, mask, of_cols, scaled in zip(firsts, masks, words, scales, strict=True):
             ours = [self._numbers(each) for each in of_cols]
@@ -128,11 +134,22 @@ class QuantizedBody(AlongBody):
         return sums
 
     @property
+    def unit(self) -> float:
+        """What one step between integers is of the numbers that are multiplied."""
+        return 16.0 if self.units.quantized.is_packed else 1.0
+
+    @property
+    def raised(self) -> int:
+        """How many steps the numbers that are multiplied are above the integers."""
+        kind = self.units.quantized.kind
+        return {"u4": 16, "i4": 24}.get(kind, 0)
+
+    @property
     def units(self) -> Units:
         assert isinstance(self.grid.units, Units)
         return self.grid.units
 
-    def _words_of(self, at: Value, mask: Mask) -> list[Value]:
+    def words_of(self, at: Value, mask: Mask) -> list[Value]:
         """A lane's bytes, four in each word."""
         b, vector = self.b, self.grid.vector
         if b.aligned and vector >= _WORD:
@@ -168,12 +185,7 @@ class QuantizedBody(AlongBody):
     def _given(self, unit: Value, row: int, mask: Mask) -> list[Value]:
         """What a lane's integers are multiplied with: for the first of each byte, then for the second."""
         b, grid, units = self.b, self.grid, self.units
-        at = b.mul(unit, units.step) if units.step > 1 else unit
-        if units.group_axis and units.group_step != units.group * units.step:
-            shift = units.group.bit_length() - 1
-            within = b.mul(b.and_(unit, units.group - 1), units.step)
-            at = b.add(b.mul(b.lshr(unit, shift), units.group_step), within)
-        at = b.add(at, self.row_base(row))
+        at = b.add(self.place_of(unit), self.row_base(row))
         if units.step == 1:
             raw = [self.read(grid.left, b.add(at, part), mask) for part in units.parts]
         else:
@@ -181,21 +193,28 @@ class QuantizedBody(AlongBody):
             raw = [every[part :: units.step] for part in units.parts]
         return [x for each in raw for x in self.wide(grid.left, each, mask)]
 
-    def _scales(self, unit: Value, mask: Mask, col: int) -> tuple[Value, Value]:
+    def place_of(self, unit: Value) -> Value:
+        """Where the left factor has what the first integer of a byte is multiplied with."""
+        b, units = self.b, self.units
+        if not units.group_axis or units.group_step == units.group * units.step:
+            return b.mul(unit, units.step) if units.step > 1 else unit
+        within = b.mul(b.and_(unit, units.group - 1), units.step)
+        return b.add(b.mul(b.lshr(unit, units.group.bit_length() - 1), units.group_step), within)
+
+    def scales(self, unit: Value, mask: Mask, col: int | Value) -> tuple[Value, Value]:
         """What sums of products are multiplied with, and what the sum of the other factor is."""
         b, quantized = self.b, self.units.quantized
         scale = self._beside(quantized.scale, unit, mask, col)
-        packed = quantized.is_packed
-        offset = quantized.offset + (16 if packed else 0) + (8 if quantized.kind == "i4" else 0)
+        offset = quantized.offset + self.raised
         away = b.const("f32", float(offset))
         if quantized.zero is not None:
             away = b.fadd(self._beside(quantized.zero, unit, mask, col), float(offset))
         of_sum = b.fneg(b.fmul(scale, away))
         if quantized.low is not None:
             of_sum = b.fadd(of_sum, self._beside(quantized.low, unit, mask, col))
-        return b.fmul(scale, 16.0) if packed else scale, of_sum
+        return b.fmul(scale, self.unit) if self.unit != 1 else scale, of_sum
 
-    def _beside(self, element: Element, unit: Value, mask: Mask, col: int) -> Value:
+    def _beside(self, element: Element, unit: Value, mask: Mask, col: int | Value) -> Value:
         """A scale, or what is read like one, as float32."""
         b, units, grid = self.b, self.units, self.grid
         at = self.own_base(element, grid.cols, b.add(self.first, col))
@@ -204,6 +223,99 @@ class QuantizedBody(AlongBody):
             unit = unit if mask is None else b.select(mask, unit, 0)
             at = b.add(at, b.mul(b.lshr(unit, units.group.bit_length() - 1), step))
         dtype = self.kernel.buffer(element.buffer).dtype
+        if element.buffer not in (self.kernel.early or ()):
+            b.wait_for_launches()
         (raw,) = b.load_global(b.pointer(element.buffer), at, memory_kind(dtype), constant=True)
         return cast(b, from_memory(b, raw, dtype), dtype, self.contract.dtype)
 
+
+class QuantizedMatrixBody(MatrixBody, QuantizedBody):
+    """The same by matrix units. A warp's tile is in one group: its products are added up before they are scaled."""
+
+    @property
+    def unit(self) -> float:
+        return 16.0
+
+    @property
+    def raised(self) -> int:
+        return {"u4": 16, "i4": 24, "u8": 17 * 16, "i8": 17 * 16 + 128}[self.units.quantized.kind]
+
+    def places(self) -> None:
+        super().places()
+        b, ones = self.b, _ONES[self.kind][0]
+        self.ones = b.const("i32", ones)
+        if b.target.approximates:
+            # The assembler makes one instruction of `x & mask | ones` if it knows one number only. No chip has so many
+            # multiprocessors that this adds something.
+            multiprocessor = b.call("llvm.nvvm.read.ptx.sreg.smid", result="i32")
+            self.ones = b.add(self.ones, b.lshr(multiprocessor, 24))
+
+    def multiplied(self, first: Value, steps: int, masks: Sequence[Mask], sums: list[Value]) -> list[Value]:
+        b, grid = self.b, self.grid
+        places = list(zip(self.firsts(first, steps), masks, strict=True))
+        words = [[self.words_of(b.add(base, at), mask) for base in self.bases] for at, mask in places]
+        scales = [self._scales_of(b.add(at, self.term), mask) for at, mask in places]
+        b.wait_for_launches()
+        lefts = [[self._lefts(b.add(at, self.term), base, mask) for base in self.lefts] for at, mask in places]
+        sums, zeros = list(sums), [self.zero] * 4
+        for of_cols, scaled, of_rows in zip(words, scales, lefts, strict=True):
+            weights = [self._weights(each) for each in of_cols]
+            for tile, pairs in enumerate(of_rows):
+                dots, whole = [zeros] * len(weights[0]), zeros
+                for place in range(0, len(pairs), 2):
+                    right = pairs[place : place + 2]
+                    whole = b.mma(self.kind, [self.ones] * 4, right, whole)
+                    for number in range(len(dots)):
+                        a = [each[number][place + more] for more in (0, 1) for each in weights]
+                        dots[number] = b.mma(self.kind, a, right, dots[number])
+                for c in range(0, 4, 2 if grid.row_count == 1 else 1):
+                    factor, of_sum = scaled[c // 2]
+                    dot = dots[0][c] if len(dots) == 1 else b.fma(dots[1][c], b.const("f32", 16.0), dots[0][c])
+                    total = b.fma(of_sum, whole[c], sums[4 * tile + c])
+                    sums[4 * tile + c] = b.fma(factor, dot, total)
+        return sums
+
+    def _scales_of(self, unit: Value, mask: Mask) -> list[tuple[Value, Value]]:
+        """Those of a lane's two cols."""
+        b = self.b
+        return [self.scales(unit, mask, b.add(self.group, more) if more else self.group) for more in (0, 8)]
+
+    def _weights(self, words: Sequence[Value]) -> list[list[Value]]:
+        """Words of two numbers, in the order of `_lefts`; of eight bits those of the lower four, then of the upper."""
+        b, kind = self.b, self.units.quantized.kind
+        ones, point = self.ones, _ONES[self.kind][1]
+        if kind in ("i4", "i8"):
+            words = [b.xor(each, _SIGNS if kind == "i4" else _BYTE_SIGNS) for each in words]
+
+        def numbers(word: Value, nibble: int) -> Value:
+            shift = point - 4 * nibble
+            moved = b.shl(word, shift) if shift >= 0 else b.lshr(word, -shift)
+            return b.or_(b.and_(moved, 0x000F000F << point), ones)
+
+        if self.units.quantized.is_packed:
+            return [[numbers(word, nibble) for word in words for nibble in range(4)]]
+        return [[numbers(word, 2 * byte + part) for word in words for byte in range(2)] for part in range(2)]
+
+    def _lefts(self, unit: Value, base: Value, mask: Mask) -> list[Value]:
+        """Words of two terms that a word's numbers are multiplied with: bytes 0 and 2, then 1 and 3."""
+        b, grid, units = self.b, self.grid, self.units
+        at = b.add(self.place_of(unit), base)
+        if units.step == 1:
+            terms = [self.pairs(grid.left, b.add(at, part), mask, grid.vector // 2) for part in units.parts]
+        else:
+            terms = [self.pairs(grid.left, at, mask, grid.vector)]
+        pairs = []
+        for byte in range(0, grid.vector, _WORD):
+            for first in (byte, byte + 1):
+                for part in range(len(units.parts)):
+                    of_part = terms[part if units.step == 1 else 0]
+                    one, other = (each * units.step + (part if units.step > 1 else 0) for each in (first, first + 2))
+                    pairs.append(self._pair(of_part[one // 2], of_part[other // 2], one % 2))
+        return pairs
+
+    def _pair(self, one: Value, other: Value, half: int) -> Value:
+        """One half of two words."""
+        b = self.b
+        if half:
+            return b.or_(b.lshr(one, 16), b.and_(other, -0x10000))
+        return b.or_(b.and_(one, 0xFFFF), b.shl(other, 16))

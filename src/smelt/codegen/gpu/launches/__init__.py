@@ -1,0 +1,1 @@
+"""Grids that several kernels share."""
