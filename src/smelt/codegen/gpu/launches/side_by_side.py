@@ -29,8 +29,8 @@ _OWN = "own"  # the number of a block among those of its kernel
 
 
 def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool) -> EntryCode | None:
-    """The grid, whose buffers come one kernel's after the other's; None if some kernel is neither pointwise nor a product
-    of few rows, or grids have different numbers of threads."""
+    """The grid, whose buffers come one kernel's after the other's; None if some kernel is neither pointwise nor a
+    product of few rows, or grids have different numbers of threads."""
     if any(kernel.early is None for kernel in kernels):
         kernels = [replace(kernel, early=None) for kernel in kernels]
     plans = [plan(kernel, target) for kernel in kernels]
