@@ -65,8 +65,8 @@ def _wide_sum(op: Any, bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: f
 
 
 def on_gpus(table: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The table for programs that a GPU runs though the tensors of the trace are on the host. What the host's library does
-    badly does not matter."""
+    """The table for programs that a GPU runs though the tensors of the trace are on the host, whose library does not
+    matter."""
     others = {op: rule for op, rule in table.items() if op not in (aten.mm.default, aten.bmm.default)}
 
     def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
