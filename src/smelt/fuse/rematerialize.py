@@ -123,8 +123,7 @@ class _Rematerializer:
             waiting, behind = [item], [item]
             while waiting:
                 each = waiting.pop()
-                reads = each.reads if isinstance(each, Call) else [reading.value for reading in each.readings]
-                for source in set(reads) & left.keys():
+                for source in {*_operands(each), *each.after} & left.keys():
                     del left[source]
                     waiting.append(source)
                     behind.append(source)
