@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from smelt.base.errors import SmeltError
 from smelt.generation.paged import PagedBatch, Text
 
 
@@ -40,7 +39,7 @@ class Engine:
     def __init__(self, model: Any, blocks: int, places: int) -> None:
         self.batch = PagedBatch(model, blocks, places)
         self.stops = stop_tokens(model)
-        self.capacity = self.batch.capacity
+        self.capacity = min(self.batch.capacity, getattr(model.config, "max_position_embeddings", self.batch.capacity))
         self.vocabulary: int = model.config.vocab_size
         self.waiting: queue.Queue[Request] = queue.Queue()
         self.next: Request | None = None
@@ -82,7 +81,7 @@ class Engine:
                 continue
             try:
                 text = self.batch.add(request.ids, request.room)
-            except (SmeltError, RuntimeError) as error:
+            except Exception as error:
                 request.tokens.put(error)
                 continue
             self.running[text] = request
@@ -118,12 +117,13 @@ def handler(engine: Engine, tokenizer: Any) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             try:
+                data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 if self.path != "/generate":
                     raise ValueError(f"there is no {self.path}")
-                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                body = json.loads(data)
                 ids = body["tokens"] if "tokens" in body else tokenizer.encode(body["text"]).ids
                 request = engine.submit(list(ids), int(body.get("max_new_tokens", 64)))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
                 self.answer(400, json.dumps({"error": str(error)}))
                 return
             self.send_response(200)
@@ -133,9 +133,11 @@ def handler(engine: Engine, tokenizer: Any) -> type[BaseHTTPRequestHandler]:
             try:
                 while (token := request.tokens.get()) is not None:
                     self.chunk(self.line(token))
+                    if isinstance(token, Exception):
+                        break
                 self.chunk("")
             except OSError:  # the client has gone
-                request.is_cancelled = True
+                request.is_cancelled = self.close_connection = True
 
         def line(self, token: int | Exception) -> str:
             if isinstance(token, Exception):

@@ -60,8 +60,7 @@ class Guards:
     def check(self, slots: Sequence[Any]) -> tuple[Any, ...] | None:
         """The collected values in tree order, or None if a check fails. Never raises for a failed access.
 
-        `slots` is what `missed` got, with the function appended where the tree looks at it: `(*slots, function)`.
-        """
+        `slots` is what `missed` got, with the function appended where the tree looks at it: `(*slots, function)`."""
     def explain(self, slots: Sequence[Any]) -> str | None:
         """The first check that fails, in words: source, what was expected, what was found. None if all hold."""
 

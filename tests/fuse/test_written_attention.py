@@ -81,6 +81,24 @@ def test_queries_that_look_at_nothing_find_what_eager_does() -> None:
     assert torch.equal(result.isnan(), masked(q, k, v, mask).isnan()) and result[0, 0, 5].isnan().all()
 
 
+@pytest.mark.parametrize("least", [-1e9, -1e10, -1e30, torch.finfo(BF16).min])
+def test_queries_that_look_at_nothing_by_a_finite_mask_find_the_mean(least: float) -> None:
+    """All weights of such a query are equal: scores round to what is added to them."""
+    program, _ = compiled(masked, SHAPE, SHAPE, SHAPE, (1, 1, 64, 64))
+    (step,) = program.steps
+    assert isinstance(step, Launch)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(SHAPE).to(BF16) for _ in range(3))
+    mask = torch.zeros(1, 1, 64, 64, dtype=BF16)
+    mask[0, 0, 5] = mask[0, 0, 7, ::2] = least
+    result = torch.empty(SHAPE, dtype=BF16)
+    (kernel,) = weighing(program)
+    given = {"primals_1": q, "primals_2": k, "primals_3": v, "primals_4": mask}
+    OnHost(kernel, warp=32).run([given.get(arg, result) for arg in step.args], {})
+    torch.testing.assert_close(result, masked(q, k, v, mask), rtol=2e-2, atol=3e-2)
+    torch.testing.assert_close(result[:, :, 5], v.float().mean(2).to(BF16), rtol=1e-2, atol=2e-3)
+
+
 def test_weights_that_are_returned_stay_in_memory() -> None:
     def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         weights = torch.softmax(q @ k.transpose(-1, -2), -1)

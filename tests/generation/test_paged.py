@@ -75,6 +75,40 @@ def test_a_text_without_room_is_refused() -> None:
     assert batch.capacity == 2 * BLOCK_TOKENS
 
 
+def test_a_text_whose_prompt_fails_takes_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = PagedBatch(MODELS["llama"].build(), blocks=4)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "read_prompt", fails)
+        with pytest.raises(RuntimeError, match="no memory"):
+            batch.add([3] * 10, 10)
+    assert batch.fits(batch.capacity)
+    assert not batch
+    assert batch.add([3] * 10, 10).table == [2, 1]
+
+
+def windowed(window: int) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MistralConfig(vocab_size=97, num_key_value_heads=2, sliding_window=window, **sizes)
+    return MistralForCausalLM(config).eval()
+
+
+def test_texts_longer_than_a_window_are_refused() -> None:
+    with pytest.raises(smelt.SmeltError, match=r"SM004.*attends to 40 tokens.*48 tokens"):
+        PagedBatch(windowed(40), blocks=4)
+    model = windowed(48)
+    batch = PagedBatch(model, blocks=4)
+    text = batch.add([3, 4, 5], 30)
+    while batch:
+        list(batch.step())
+    assert text.tokens == alone(model, [3, 4, 5], 30)
+
+
 def lines(port: int, body: object) -> tuple[int, list[dict[str, Any]]]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", "/generate", json.dumps(body))
@@ -111,3 +145,32 @@ def test_the_server_streams_texts_of_several_clients() -> None:
         status, tokens = answers[number]
         assert status == 200
         assert ids + [line["token"] for line in tokens] == alone(model, ids, ROOMS[number])
+
+
+def test_the_server_goes_on_after_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.serve import serve
+
+    add = PagedBatch.add
+
+    def fails(self: PagedBatch, ids: list[int], room: int) -> Any:
+        if ids == [5]:
+            raise TypeError("no such prompt")
+        return add(self, ids, room)
+
+    monkeypatch.setattr(PagedBatch, "add", fails)
+    model = MODELS["llama"].build()
+    model.generation_config.eos_token_id = None
+    server = serve(model, port=0, blocks=8, places=2)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert lines(server.server_port, {"tokens": [5]}) == (200, [{"error": "no such prompt"}])
+        assert lines(server.server_port, {"tokens": [3], "max_new_tokens": float("inf")})[0] == 400
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+        for path, status in (("/other", 400), ("/generate", 200)):  # by the same connection
+            connection.request("POST", path, json.dumps({"tokens": [3, 4], "max_new_tokens": 2}))
+            response = connection.getresponse()
+            assert response.status == status
+            assert len(response.read().splitlines()) == (2 if status == 200 else 1)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import smelt
+from smelt.base.options import Options
 from smelt.ops.decompose import convolutions, products
-from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.ops.decompositions import DECOMPOSITIONS, decompositions
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -157,3 +158,13 @@ def test_a_compiled_convolution_trains_as_eager(case: tuple[Any, ...]) -> None:
     for ours, theirs in zip(gradients(compiled), gradients(layer), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     smelt.reset()
+
+
+def test_an_export_for_a_gpu_keeps_products_that_the_host_would_widen() -> None:
+    a, bias = torch.randn(8, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
+    host, gpu = (decompositions(Options.from_user({"library": "none", "target": target})) for target in ("", "sm_90"))
+    assert host[aten.mm.default](a, a).dtype is torch.bfloat16
+    assert aten.mm.default not in gpu
+    assert gpu[aten.addmm.default](bias, a, a) is NotImplemented
+    wide = bias.float(), a.float(), a.float()
+    assert torch.equal(gpu[aten.addmm.default](*wide), wide[1] @ wide[2] + wide[0])

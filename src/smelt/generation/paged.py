@@ -73,6 +73,14 @@ class PagedBatch:
         forward_parameters(model)
         self.model, self.free, self.places = model, list(range(blocks - 1, 0, -1)), places
         self.rows = blocks * BLOCK_TOKENS
+        window = _window(model)
+        if window is not None and window < self.capacity:
+            raise SmeltError(
+                "SM004",
+                f"{type(model).__name__} attends to {window} tokens, and texts of the batch can be longer: "
+                f"{self.capacity} tokens",
+                hint="smelt.generate applies windows; a batch of fewer blocks needs none",
+            )
         self.texts: list[Text] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -112,7 +120,7 @@ class PagedBatch:
         if not ids or room < 1 or not self.fits(len(ids) + room):
             raise SmeltError("SM004", f"a text of {len(ids)} tokens and {room} new ones has no place in the batch")
         blocks = -(-(len(ids) + room) // BLOCK_TOKENS)
-        text = Text([self.free.pop() for _ in range(blocks)], list(ids), len(ids) + room)
+        text = Text(self.free[-blocks:], list(ids), len(ids) + room)
         prompt = torch.tensor([ids], device=next(self.model.parameters()).device)
         mark_dynamic(prompt, 1)
         with torch.no_grad():
@@ -125,6 +133,7 @@ class PagedBatch:
                 for memory, each in zip(memories, new, strict=True):
                     memory.index_copy_(0, places, each[0].transpose(0, 1))
         text.tokens.append(int(first.logits[0].argmax()))
+        del self.free[-blocks:]
         self.texts.append(text)
         return text
 
@@ -156,3 +165,12 @@ class PagedBatch:
     def _memory(self, of_layers: list[Tensor]) -> list[Tensor]:
         """Rows for all blocks of each layer, like its keys or values [batch, heads, length, size] of a prompt."""
         return [each.new_zeros(self.rows, each.shape[1], each.shape[3]) for each in of_layers]
+
+
+def _window(model: torch.nn.Module) -> int | None:
+    """The fewest tokens that a layer attends to, if there is such a limit: the mask of a step has none."""
+    config = getattr(model, "config", None)
+    if all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ("unknown",)):
+        return None
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((window for window in windows if window is not None), default=None)

@@ -51,7 +51,7 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     if alone and options.target and find(options.target).warp_size > 1:
         has_matrices = find(options.target).multiplies_matrices
         in_memory = without_library.WIDE_SCORES_IN_MEMORY if has_matrices else without_library.SCORES_IN_MEMORY
-        table = {**table, **in_memory}
+        table = {**products.on_gpus(table), **in_memory}
     return {**table, **products.AS_SUMS} if sums else table
 
 

@@ -6,6 +6,7 @@ A product in float32 that is rounded once is what the library's narrow products 
 with whatever stands beside them. `smelt.device.host_library` says where which holds.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,13 +54,28 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float
 
 
 def _sum(op: Any, bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Any:
-    if beta != 1 or alpha != 1:
-        return NotImplemented
-    if a.dtype in (torch.float32, torch.float64):
-        return op(a, b) + bias
-    if not on_host(a.device) or not slow_products(a.dtype):
-        return NotImplemented
-    return (widened(op, a, b) + widen(bias)).to(a.dtype)
+    if beta == alpha == 1 and on_host(a.device) and slow_products(a.dtype):
+        return (widened(op, a, b) + widen(bias)).to(a.dtype)
+    return _wide_sum(op, bias, a, b, beta, alpha)
+
+
+def _wide_sum(op: Any, bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Any:
+    is_wide = a.dtype in (torch.float32, torch.float64)
+    return op(a, b) + bias if is_wide and beta == alpha == 1 else NotImplemented
+
+
+def on_gpus(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The table for programs that a GPU runs though the tensors of the trace are on the host, whose library does not
+    matter."""
+    others = {op: rule for op, rule in table.items() if op not in (aten.mm.default, aten.bmm.default)}
+
+    def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        return _wide_sum(aten.mm.default, bias, a, b, beta, alpha)
+
+    def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        return _wide_sum(aten.bmm.default, bias, a, b, beta, alpha)
+
+    return others | {aten.addmm.default: addmm, aten.baddbmm.default: baddbmm}
 
 
 @decomposes(aten._scaled_dot_product_flash_attention_for_cpu.default)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 import smelt
 from smelt.codegen.cpu.products.problem import problem_of
-from smelt.codegen.cpu.products.quantized_factors.fixed_point import fixed_point_of
+from smelt.codegen.cpu.products.quantized_factors.fixed_point import FixedPointDots, fixed_point_of
 from smelt.codegen.cpu.products.quantized_factors.layout import layout_of, oriented
 from smelt.codegen.cpu.target import describe_host
+from smelt.ir.loops import Function
 from smelt.quantization.layers import QuantizedLinear, QuantizedTensor
 from tests.codegen.cpu.products.test_quantized import written
 
@@ -60,9 +61,33 @@ def bound(layer: QuantizedLinear, x: Tensor) -> Tensor:
     return 2.0**-20 * largest @ (weights + added).t()
 
 
-def agrees(layer: QuantizedLinear, x: Tensor) -> None:
+def product(layer: QuantizedLinear, x: Tensor) -> Tensor:
+    """Not by the library, which small products are left to."""
     with torch.no_grad():
-        ours = smelt.compile(layer)(x)
+        result: Tensor = smelt.compile(layer, options={"products": "own"})(x)
+    return result
+
+
+def test_the_cases_are_multiplied_in_fixed_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not describe_host().dots_bytes:
+        pytest.skip("the processor has no dot products of bytes")
+    written_by, write = list[FixedPointDots](), FixedPointDots.write
+
+    def noted(dots: FixedPointDots) -> Function:
+        written_by.append(dots)
+        return write(dots)
+
+    monkeypatch.setattr(FixedPointDots, "write", noted)
+    for case in CASES.values():
+        smelt.reset()
+        layer = quantized(**case)
+        written_by.clear()
+        product(layer, torch.randn(1, layer.in_features))
+        assert written_by
+
+
+def agrees(layer: QuantizedLinear, x: Tensor) -> None:
+    ours = product(layer, x)
     truth = x.double() @ layer.quantized.dequantized(torch.float64).t()
     assert bool(((ours - truth).abs() <= bound(layer, x) + 1e-37).all())
 
@@ -91,7 +116,21 @@ def test_integers_are_exact() -> None:
     layer.zero.fill_(8)
     x = torch.randint(-100, 100, (1, layer.in_features)).float()
     with torch.no_grad():
-        assert torch.equal(smelt.compile(layer)(x), layer(x))
+        assert torch.equal(product(layer, x), layer(x))
+
+
+@pytest.mark.parametrize("scale", [1e36, 1e-36])
+@pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_1", "int8 of a row"])
+def test_groups_of_very_large_or_small_elements(name: str, scale: float) -> None:
+    """Beside scales that make results of common size."""
+    layer = quantized(**CASES[name])
+    x = torch.randn(2, layer.in_features) / scale
+    for each in (layer.scale, layer.low):
+        if each is not None:
+            each.mul_(scale)
+    weights = layer.quantized.dequantized(torch.float64)
+    truth, size = x.double() @ weights.t(), x.double().abs() @ weights.abs().t()
+    assert bool(((product(layer, x) - truth).abs() <= 2.0**-20 * size).all())
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -102,7 +141,7 @@ def test_infinite_elements_give_what_eager_gives(name: str, value: float, rows: 
     x = torch.randn(rows, layer.in_features)
     x[-1, 5] = value
     with torch.no_grad():
-        expected, ours = layer(x), smelt.compile(layer)(x)
+        expected, ours = layer(x), product(layer, x)
     assert torch.equal(expected.isnan(), ours.isnan())
     assert torch.equal(expected.isinf(), ours.isinf())
     torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-4, atol=1e-3)

@@ -432,12 +432,20 @@ class ScoreTilesBody(PhaseBody):
                 largest = b.maximum(largest, scores[place])
             for distance in (1, 2):
                 largest = b.maximum(largest, b.shuffle_xor(largest, distance))
-            near = b.fmul(b.select(b.fcmp("oeq", largest, -math.inf), 0.0, largest), factor)
-            below = b.fneg(near)
-            scale = self._power(b.fma(most[row], factor, below))
+            near = b.select(b.fcmp("oeq", largest, -math.inf), 0.0, largest)
+            below = b.fneg(b.fmul(near, factor))
+
+            def power(score: Value, near: Value = near, below: Value = below) -> Value:
+                """Below the largest score. Other than products, scores may be finite but so far from zero, as where
+                nothing is seen, that `below` is rounded by more than an exponent may be off, or has no float32."""
+                if self.scaled:
+                    return self._power(b.fma(score, factor, below))
+                return self._power(b.fmul(b.fsub(score, near), factor))
+
+            scale = power(most[row])
             total = b.fmul(totals[row], scale)
             for place in own:
-                weights[place] = self._power(b.fma(scores[place], factor, below))
+                weights[place] = power(scores[place])
                 total = b.fadd(total, weights[place])
             most[row], totals[row] = largest, total
             wide = len(sums) // len(self.tiles)

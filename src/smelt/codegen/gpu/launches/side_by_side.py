@@ -11,9 +11,11 @@ from dataclasses import replace
 from itertools import accumulate
 
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.grid_plan import plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.host import lowered
+from smelt.codegen.gpu.products.few_rows_body import FewRows
 from smelt.codegen.gpu.simt import Simt, has_wide_floats
 from smelt.codegen.loops.builder import param
 from smelt.codegen.loops.runtime_sizes import Sizes
@@ -27,15 +29,15 @@ _OWN = "own"  # the number of a block among those of its kernel
 
 
 def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool) -> EntryCode | None:
-    """The grid, whose buffers come one kernel's after the other's; None if some kernel is no grid by itself, or grids
-    have different numbers of threads."""
+    """The grid, whose buffers come one kernel's after the other's; None if some kernel is neither pointwise nor a
+    product of few rows, or grids have different numbers of threads."""
     if any(kernel.early is None for kernel in kernels):
         kernels = [replace(kernel, early=None) for kernel in kernels]
     plans = [plan(kernel, target) for kernel in kernels]
     grids = [each.phases[0] for each in plans if len(each.phases) == 1 and not each.workspace]
     if len(grids) != len(plans) or target.form == "spirv" or len({each.threads for each in grids}) != 1:
         return None
-    if any(each.cluster > 1 or each.resident or is_symsize(each.blocks) for each in grids):
+    if not all(isinstance(each, Points | FewRows) and not is_symsize(each.blocks) for each in grids):
         return None
     total = sum(len(kernel.parameters) for kernel in kernels)
     kind = "i64" if any(map(uses_wide_positions, plans)) else "i32"

@@ -5,7 +5,8 @@
 
 The largest element of a group keeps 22 bits or more, so products are as exact as those in float32. Weights become
 unsigned bytes; what is subtracted from all of them is subtracted from the sums, as an integer. The right factor is read
-in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form.
+in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form; nor have
+groups of very large or very small elements, as steps times scales may have no float32.
 """
 
 import torch
@@ -31,8 +32,7 @@ _LONG_COLS = 4  # times rows: their sums stay in registers
 # 4,096, at 0.83 with 1,024 and 0.65 without; 8-bit weights of four rows at 0.9 to 1 with all of them.
 _PREFETCH_BYTES, _PREFETCH_BYTES_OF_EACH = 4096, 1024
 _LARGEST_MANTISSA = 0x7EFF7F  # of a float32 below 2^23 whose three bytes have no overflow
-_INFINITE = 0x7F800000
-_LEAST_EXPONENT = 27  # 2^-100 as float32 has it: smaller elements are as if they were that small
+_LEAST_EXPONENT, _END_EXPONENT = 127 - 80, 127 + 100  # of the largest element of a group, as float32 has it
 _TO_BYTES = 0x808080  # makes all three bytes unsigned
 
 
@@ -137,13 +137,14 @@ def fixed_point_of(problem: Problem, layout: Layout, target: Target) -> FixedPoi
 def pack_fixed(
     b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, lines: list[Array], place: Array, flag: Array
 ) -> None:
-    """Pack the `lines` of a tile of the left factor; 0 becomes the `flag` if an element is infinite or undefined."""
+    """Pack the `lines` of a tile of the left factor; 0 becomes the `flag` if a group has no such form."""
     steps, sums = place.at(form.steps_at), place.at(form.sums_at)
     for row, line in enumerate(lines):
         with b.loop(0, form.groups) as group:
             start = line.at(b.mul(group, layout.group_left))
             largest, total = _group_size(b, form, layout, dtype, start)
-            with b.when(b.icmp("sge", largest, _INFINITE)):
+            is_small = b.and_(b.icmp("ne", largest, 0), b.icmp("slt", largest, _LEAST_EXPONENT << 23))
+            with b.when(b.or_(is_small, b.icmp("sge", largest, _END_EXPONENT << 23))):
                 flag.store(flag.zero())
             exponent = b.smax(b.lshr(b.add(largest, (1 << 23) - 1 - _LARGEST_MANTISSA), 23), _LEAST_EXPONENT)
             exponent = b.smin(exponent, 255)
