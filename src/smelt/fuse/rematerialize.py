@@ -117,7 +117,8 @@ class _Rematerializer:
         What is computed from inputs alone stays: it is part of an update, which has an order of its own."""
         items: list[FusionValue | Call] = self.lowered.items[: self.start]
         sunk = {item for item in held if self._given(item) is None}
-        left = {item: None for item in self.lowered.items[self.start :] if item in sunk}  # in order
+        left: dict[FusionValue | Call, None]  # in order
+        left = {item: None for item in self.lowered.items[self.start :] if item in sunk}
 
         def put(item: FusionValue | Call) -> None:
             waiting, behind = [item], [item]
