@@ -69,6 +69,24 @@ def test_equals_the_gradient_of_pytorch(
     OnHost(kernel).check(given=[t.clone() for t in tensors])
 
 
+def test_places_beside_small_windows_of_wide_images_are_no_places_within() -> None:
+    """Elements between windows lie 65,536 elements behind the first of a window here."""
+    shape, size, step = (1, 1, 16, 16383), (2, 2), (8, 8)
+    kernel = _gradient_kernel(_pooled(nn.MaxPool2d(size, step), shape, torch.float32))
+    y, indices = aten.max_pool2d_with_indices(torch.zeros(shape), size, step)
+    gradient = torch.ones(y.shape)
+    first = indices[..., :, :1] + torch.arange(y.shape[3]) * 8
+    relative, result = (indices - first).flatten(), torch.empty(shape).flatten()
+    tensors = [
+        result if buffer.name.startswith("out") else relative.to(buffer.dtype) if not buffer.dtype.is_floating_point
+        else gradient.flatten()
+        for buffer in kernel.parameters
+    ]  # fmt: skip
+    run_kernel(kernel, tensors)
+    wanted = torch.zeros(shape).flatten().index_add_(0, indices.flatten(), gradient.flatten())
+    assert torch.equal(result, wanted)
+
+
 def test_is_a_kernel_of_its_own() -> None:
     """Sums over rows beside it would leave a thread two points, each with its own windows."""
     model = nn.Sequential(nn.Conv2d(8, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))

@@ -171,6 +171,29 @@ def test_probabilities_are_recomputed_where_the_backward_begins() -> None:
     assert len(held) <= 1, held
 
 
+@there()
+def _classifier() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(16, 5)
+
+
+def test_what_waits_for_a_value_stays_behind_it(recwarn: pytest.WarningsRecorder) -> None:
+    """Values of the second backward wait for a number that is moved to its first reader."""
+    labels = _data(6).long().abs()
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        first = nn.functional.cross_entropy(model(x), labels) / 2
+        first.backward()
+        second = nn.functional.cross_entropy(model(x.flip(0)), labels) * 0.3
+        second.backward()
+        opt.step()
+        return first + second
+
+    _alike(_classifier, step, _data(6, 16))
+    assert not [str(each.message) for each in recwarn if "SM020" in str(each.message)]
+
+
 def test_gradients_get_the_memory_of_what_the_backward_has_read() -> None:
     program = _alike(lambda: Gated(128, 512, 4), _step, _data(256, 128))[-1]
     results = sum(b.spec.nbytes for b in program.buffers if b.place is Place.FRESH and b.name not in _dying(program))

@@ -117,14 +117,14 @@ class _Rematerializer:
         What is computed from inputs alone stays: it is part of an update, which has an order of its own."""
         items: list[FusionValue | Call] = self.lowered.items[: self.start]
         sunk = {item for item in held if self._given(item) is None}
-        left = {item: None for item in self.lowered.items[self.start :] if item in sunk}  # in order
+        left: dict[FusionValue | Call, None]  # in order
+        left = {item: None for item in self.lowered.items[self.start :] if item in sunk}
 
         def put(item: FusionValue | Call) -> None:
             waiting, behind = [item], [item]
             while waiting:
                 each = waiting.pop()
-                reads = each.reads if isinstance(each, Call) else [reading.value for reading in each.readings]
-                for source in set(reads) & left.keys():
+                for source in {*_operands(each), *each.after} & left.keys():
                     del left[source]
                     waiting.append(source)
                     behind.append(source)

@@ -46,7 +46,8 @@ def _read(node: fx.Node) -> LookupCall | str:
     width = spec.shape[rank - 1]
     if is_symsize(width):
         return "has windows of a varying width"
-    dtype = torch.int16 if size[0] * width <= torch.iinfo(torch.int16).max else torch.int64
+    rows, cols = (count * s for count, s in zip(counts, step, strict=True))  # in which an element looks for itself
+    dtype = torch.int16 if (rows - 1) * width + cols - 1 <= torch.iinfo(torch.int16).max else torch.int64
     counts_of_windows = tensor_spec(gradient).shape[rank - 2 :]
 
     def begin(e: Emitter, places: Sequence[Scalar]) -> Scalar:
