@@ -45,9 +45,24 @@ from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import transpose_tile
 from smelt.codegen.gpu.vector_width import padded_width, vector_width
+from smelt.codegen.loops.math import FLOAT32
 from smelt.device import Target
 from smelt.ir.check_kernel import contraction_of, is_attention
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Reduce, Role, Scan, Scatter, Store
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Buffer,
+    Compute,
+    Index,
+    Kernel,
+    Load,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Store,
+)
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -596,13 +611,14 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> Rows:
 
 def _loop_registers(kernel: Kernel, width: int) -> int:
     """How many registers a thread uses that goes through the cols of so many rows side by side: two for each sum, one
-    for what all cols have in common, and what it reads at once."""
+    for what all cols have in common, what it reads at once, and more where functions overlap."""
     cols = {axis.name for axis in kernel.cols}
-    most = 0
+    most, functions = 0, 1
     for body in (stage.body for stage in kernel.stages if stage.loop):
         common = {(i.buffer, i.index) for i in body if isinstance(i, Load) and not i.index.axes & cols}
         most = max(most, len(common) + 2 * sum(isinstance(i, Reduce) for i in body))
-    return width * most + _LOOP_WORDS + _WORKING_REGISTERS
+        functions = max(functions, len({i.op for i in body if isinstance(i, Compute) and i.op in FLOAT32}))
+    return width * most + _LOOP_WORDS + _WORKING_REGISTERS * functions
 
 
 def _narrower(rows: Rows) -> Rows:

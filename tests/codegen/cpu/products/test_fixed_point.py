@@ -133,6 +133,22 @@ def test_groups_of_very_large_or_small_elements(name: str, scale: float) -> None
     assert bool(((product(layer, x) - truth).abs() <= 2.0**-20 * size).all())
 
 
+@pytest.mark.parametrize("outlier", [1e2, 1e4, 1e6, 1e30])
+@pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
+def test_an_outlier_does_not_round_the_rest_of_its_group(name: str, outlier: float) -> None:
+    """Its weights are 0, so results are those of the other elements."""
+    layer = quantized(**CASES[name])
+    layer.integers[:, 0] = 0x88 if layer.bits == 4 else 0
+    if layer.zero is not None:
+        layer.zero.fill_(8)
+    x = torch.randn(2, layer.in_features)
+    x[:, 0] = outlier
+    truth = x.double() @ layer.quantized.dequantized(torch.float64).t()
+    with torch.no_grad():
+        error, eager = ((each - truth).abs().max() for each in (product(layer, x), layer(x)))
+    assert error <= 2 * eager + 2.0**-21 * truth.abs().max()
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])

@@ -6,7 +6,8 @@
 The largest element of a group keeps 22 bits or more, so products are as exact as those in float32. Weights become
 unsigned bytes; what is subtracted from all of them is subtracted from the sums, as an integer. The right factor is read
 in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form; nor have
-groups of very large or very small elements, as steps times scales may have no float32.
+groups of very large or very small elements, as steps times scales may have no float32, nor groups with an outlier, beside
+which other elements would be rounded more than in float32.
 """
 
 import torch
@@ -33,6 +34,7 @@ _LONG_COLS = 4  # times rows: their sums stay in registers
 _PREFETCH_BYTES, _PREFETCH_BYTES_OF_EACH = 4096, 1024
 _LARGEST_MANTISSA = 0x7EFF7F  # of a float32 below 2^23 whose three bytes have no overflow
 _LEAST_EXPONENT, _END_EXPONENT = 127 - 80, 127 + 100  # of the largest element of a group, as float32 has it
+_OUTLIER = 16  # times the mean magnitude of a group: then elements are rounded by about 4 ulp of a sum of random ones
 _TO_BYTES = 0x808080  # makes all three bytes unsigned
 
 
@@ -142,9 +144,11 @@ def pack_fixed(
     for row, line in enumerate(lines):
         with b.loop(0, form.groups) as group:
             start = line.at(b.mul(group, layout.group_left))
-            largest, total = _group_size(b, form, layout, dtype, start)
+            largest, total, magnitudes = _group_size(b, form, layout, dtype, start)
             is_small = b.and_(b.icmp("ne", largest, 0), b.icmp("slt", largest, _LEAST_EXPONENT << 23))
-            with b.when(b.or_(is_small, b.icmp("sge", largest, _END_EXPONENT << 23))):
+            share = b.fmul(b.from_bits(largest), form.units * form.parts / _OUTLIER)
+            has_outlier = b.fcmp("ogt", share, magnitudes)
+            with b.when(b.or_(b.or_(is_small, has_outlier), b.icmp("sge", largest, _END_EXPONENT << 23))):
                 flag.store(flag.zero())
             exponent = b.smax(b.lshr(b.add(largest, (1 << 23) - 1 - _LARGEST_MANTISSA), 23), _LEAST_EXPONENT)
             exponent = b.smin(exponent, 255)
@@ -170,17 +174,19 @@ def pack_fixed(
 
 def _group_size(
     b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, start: Array
-) -> tuple[Value, Value]:
-    """The bits of the largest magnitude of a group, and the sum of the group."""
-    loop = b.begin(
-        0, form.units, form.lanes, [b.const("i32", 0, form.lanes), b.const("f32", 0.0, form.lanes)]
-    )
-    largest, total = loop.values
+) -> tuple[Value, Value, Value]:
+    """The bits of the largest magnitude of a group, the sum of the group, and the sum of its magnitudes."""
+    zeros = b.const("f32", 0.0, form.lanes)
+    loop = b.begin(0, form.units, form.lanes, [b.const("i32", 0, form.lanes), zeros, zeros])
+    largest, total, magnitudes = loop.values
     for vector in left_vectors(b, dtype, start, layout, loop.index, form.lanes):
-        largest = b.smax(largest, b.and_(b.bits(vector), 0x7FFFFFFF))
+        magnitude = b.and_(b.bits(vector), 0x7FFFFFFF)
+        largest = b.smax(largest, magnitude)
         total = b.fadd(total, vector)
-    largest, total = loop.end(largest, total)
-    return b.reduce_lanes("smax", largest), b.reduce_lanes("fadd", total, b.const("f32", 0.0), "reassoc")
+        magnitudes = b.fadd(magnitudes, b.from_bits(magnitude))
+    largest, total, magnitudes = loop.end(largest, total, magnitudes)
+    sums = [b.reduce_lanes("fadd", each, b.const("f32", 0.0), "reassoc") for each in (total, magnitudes)]
+    return b.reduce_lanes("smax", largest), sums[0], sums[1]
 
 
 def _bytes_of(b: Builder, scaled: Value) -> list[Value]:
