@@ -54,11 +54,11 @@ def _writes(function: Any) -> bool:
 
 def _changes_nothing(function: Any, real: Any, *items: Any) -> bool:
     """Whether items of a dict are set to what they are: what a block sets for a while is as it was behind it."""
-    if not isinstance(function, functools.partial) or type(real) is not dict or len(function.args) != 3:
+    if not isinstance(function, functools.partial) or type(real) is not dict or len(function.args) not in (1, 3):
         return False
-    _, removed, changed = function.args
+    *others, changed = function.args  # the others are a base and what is removed
     pairs = zip(changed, items, strict=True)
-    return not removed and all(key in real and _is_same(real[key], item) for key, item in pairs)
+    return not any(others[1:]) and all(key in real and _is_same(real[key], item) for key, item in pairs)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -6,8 +6,8 @@
 The largest element of a group keeps 22 bits or more, so products are as exact as those in float32. Weights become
 unsigned bytes; what is subtracted from all of them is subtracted from the sums, as an integer. The right factor is read
 in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form; nor have
-groups of very large or very small elements, as steps times scales may have no float32, nor groups with an outlier, beside
-which other elements would be rounded more than in float32.
+groups of very large or very small elements, as steps times scales may have no float32. Nor have groups with an outlier:
+other elements would be rounded more than in float32.
 """
 
 import torch
