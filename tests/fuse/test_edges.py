@@ -12,8 +12,11 @@ from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse import build_program, why_not_fuse
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups
+from smelt.fuse.groups import Group
+from smelt.fuse.lowering.values import FusionKind, FusionValue
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.program import Library, Operand, Place
+from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused, traced
 from tests.kernel_reference import run_program
@@ -254,3 +257,15 @@ def test_nothing_waits_for_a_mask_nor_a_mask_for_anything() -> None:
         torch.manual_seed(0)
         outcomes.append(run())
     torch.testing.assert_close(*outcomes)
+
+
+def test_values_and_groups_are_printed_by_name_alone() -> None:
+    """They name each other: written out in full, forty values in a row would fill the memory."""
+    spec = TensorSpec.of(torch.ones(2))
+    values = [FusionValue(0, "x", FusionKind.LEAF, spec, 2)]
+    for number in range(1, 41):
+        value = FusionValue(number, f"v{number}", FusionKind.POINTWISE, spec, 2, users=[values[-1]] * 2)
+        values.append(value)
+    group = Group(1, members=values[-1:])
+    group.successors.add(Group(2, members=values[:1], predecessors={group}))
+    assert (repr(values[-1]), repr(group)) == ("v40", "{v40}")

@@ -40,7 +40,7 @@ class GroupLevel(Enum):
     GRID = "grid"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Group:
     """Values to be computed by one kernel, or a single library call (`call`), which nothing joins."""
 
@@ -80,7 +80,8 @@ class Group:
         plain = (GroupLevel.FULL, GroupLevel.INLINE)
         return self.cols is None and all(level in plain for level in self.levels.values())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """Its members alone: groups name each other."""
         return "{" + ", ".join(value.name for value in self.members) + "}"
 
 

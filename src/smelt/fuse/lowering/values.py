@@ -51,7 +51,7 @@ class FusionRead:
         return cls(value, layout.stride, layout.offset, identity_read)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class FusionValue:
     """Something with elements. `id` orders values and calls as the graph does."""
 
@@ -88,11 +88,12 @@ class FusionValue:
             return self.rule.shape, self.rule.stride
         return self.spec.shape, self.spec.stride
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """Its name alone: values and calls name each other."""
         return self.name
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Call:
     """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused. With a
     `kernel` it is one of our kernels that nothing joins: the arguments are its inputs, the results its outputs."""
@@ -114,6 +115,9 @@ class Call:
         """The values it reads, each once."""
         values = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
         return [*values] if self.unless is None else [*{**values, self.unless: None}]
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
