@@ -374,6 +374,15 @@ def _random_words(dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample((torch.tensor(0x123456789ABCDEF), torch.tensor(0x40000003), count, after))
 
 
+def _pooling_gradients(dtype: torch.dtype) -> Iterator[Sample]:
+    for ceil in (False, True):
+        x, how = tensor(dtype, (2, 3, 7, 6)), ([3, 3], [2, 2], [1, 1], [1, 1], ceil)
+        if not dtype.is_floating_point:
+            return
+        y, places = aten.max_pool2d_with_indices.default(x, *how)
+        yield Sample((finite(dtype, tuple(y.shape)), x, *how, places))
+
+
 SAMPLES: dict[Any, Samples] = {
     PHILOX_WORDS: _random_words,
     DROPOUT_MASK: _masks,
@@ -535,4 +544,5 @@ SAMPLES: dict[Any, Samples] = {
             lambda x, d: (tensor(d, (2, 3, 8)), indices([1, 2, 3], [4, 4, 0], dtype=torch.int32), 5, 4, False),
         ),
     ),
+    **_each("max_pool2d_with_indices_backward", _pooling_gradients),
 }
