@@ -26,6 +26,7 @@ from smelt.fuse.lowering.product_choice import ProductChoice
 from smelt.fuse.lowering.rules import PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
+from smelt.ir.check_kernel import SMALL_INTEGERS
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_collective, waits, why_not_drop, why_not_share
@@ -131,6 +132,8 @@ class _Lowerer:
         self.lowered.items.append(value)
         for reading in value.readings:
             reading.value.users.append(value)
+        computed = kind is FusionKind.POINTWISE and any(reading.value.reads_bytes for reading in value.readings)
+        value.reads_bytes = spec.dtype in SMALL_INTEGERS or computed
         return value
 
     def _leaf(self, node: fx.Node) -> None:

@@ -87,6 +87,24 @@ def machine(target: Target, level: int = 2) -> Any:
 
 
 @functools.cache
+def _idle_machines(target: Target, level: int) -> list[Any]:
+    return []
+
+
+def _by_machine(use: Callable[[Any], _Made], target: Target, level: int = 2) -> _Made:
+    """What `use` makes with a code generator, which nobody else uses meanwhile. They are kept: a new one describes the
+    processor to LLVM again, 1.4 ms for each module. One that `use` failed with is not."""
+    idle = _idle_machines(target, level)
+    try:
+        generator = idle.pop()
+    except IndexError:
+        generator = machine(target, level)
+    made = use(generator)
+    idle.append(generator)
+    return made
+
+
+@functools.cache
 def _owning() -> tuple[type[Any], type[Any]]:
     """A context and a module that it owns."""
 
@@ -130,7 +148,11 @@ def linked_object(text: str, bitcode: bytes, public: Collection[str], target: Ta
 
 
 def _linked(text: str, bitcode: bytes, public: Collection[str], target: Target) -> bytes:
-    module, generator = _compiled(text, target)
+    return _by_machine(functools.partial(_linked_by, text, bitcode, public, target), target)
+
+
+def _linked_by(text: str, bitcode: bytes, public: Collection[str], target: Target, generator: Any) -> bytes:
+    module = _compiled(text, target, generator)
     library = llvm().parse_bitcode(bitcode, context=module._context)
     library.triple, library.data_layout = module.triple, module.data_layout
     module.link_in(library)
@@ -225,17 +247,16 @@ def _mapped(data: bytes, text: Callable[[], str], target: Target, library: Mappi
 
 
 def _object(text: str, target: Target) -> bytes:
-    return _emitted(*_compiled(text, target))
+    return _by_machine(lambda generator: _emitted(_compiled(text, target, generator), generator), target)
 
 
-def _compiled(text: str, target: Target) -> tuple[Any, Any]:
-    """An optimized module, and what writes its machine code."""
-    generator = machine(target)
+def _compiled(text: str, target: Target, generator: Any) -> Any:
+    """An optimized module."""
     module = _parsed(text, target)
     if target.pointer_bytes != 8:  # which is what passes take for granted unless the module says otherwise
         module.data_layout = str(generator.target_data)
     _optimized(module, generator)
-    return module, generator
+    return module
 
 
 def _emitted(module: Any, generator: Any) -> bytes:
@@ -285,7 +306,10 @@ def assemble(text: str, target: Target, level: int = 2) -> str:
 
 def assembled(text: str, target: Target, level: int = 2) -> str:
     """The same for callers of `side_by_side`, which holds the lock for all of them."""
-    generator = machine(target, level)
+    return _by_machine(functools.partial(_assembled, text, target), target, level)
+
+
+def _assembled(text: str, target: Target, generator: Any) -> str:
     module = _parsed(text, target)
     try:
         module.verify()  # what is wrong in it would end the process below

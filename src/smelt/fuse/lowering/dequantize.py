@@ -87,7 +87,9 @@ def _with_integers(
     call: ProductCall, sources: Sequence[FusionValue], number: int
 ) -> tuple[ProductCall, list[FusionValue]] | None:
     source = sources[number]
-    if _is_leaf(source, source) or source.spec.dtype not in _FLOATS or call.rule.factors[number].bounds:
+    if not source.reads_bytes or _is_leaf(source, source):
+        return None
+    if source.spec.dtype not in _FLOATS or call.rule.factors[number].bounds:
         return None
     itemsize = max(each.spec.dtype.itemsize for each in sources)
     while True:

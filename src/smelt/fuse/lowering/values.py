@@ -67,6 +67,7 @@ class FusionValue:
     by_library: bool = False  # of a product: where it runs, a library may compute it
     users: "list[FusionValue]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
+    reads_bytes: bool = False  # it has integers of 8 bits, or is computed from them element by element
     call: "Call | None" = None  # what yields it, for results of library calls
     # Calls and products that must come first: earlier, the value would be in memory for nothing.
     after: "tuple[Call | FusionValue, ...]" = ()
