@@ -604,16 +604,13 @@ def accumulate_grads(
 ) -> None:
     """Give leaves their gradients, in order: (number of the leaf's node, place of the gradient among the values,
     whether that is its last use, so that it can be let go there).
-
     What is not plain goes to `otherwise(leaf, gradient, owned)`; owned: nobody else has the gradient. Plain is a first
-    one that is owned, no view and lies row-major as the leaf does, and one to be added to a gradient like it.
-    """
+    one that is owned, no view and lies row-major as the leaf does, and one to be added to a gradient like it."""
 
 # --- tensors of a device of our own, and recording what is done to them (`dispatch/`, `lazy/`) ---
 
 class DeviceMemory:
-    """What stands behind a storage of a device of our own. A storage with its address for the address of data is found
-    to be its own."""
+    """What stands behind a storage of a device of our own: the storage's address of data is the memory's address."""
 
 def set_storage_layout(address: int, size: int, context: int, release: int, /) -> None:
     """Say how many bytes into a storage the address and the size of its memory are, and the function that frees it and
@@ -621,6 +618,10 @@ def set_storage_layout(address: int, size: int, context: int, release: int, /) -
 
 def place_device_memory(tensor: object, memory: DeviceMemory, size: int, /) -> None:
     """Give the storage of a new tensor its memory, the memory's address, and a size in bytes."""
+
+class DeviceTypeAnswer:
+    def __init__(self, device_type: object, /) -> None:
+        """Returns a device type when it is called, also while an exception is set. An attribute of a class."""
 
 class RecordingLock:
     """A lock that its thread may take again."""
@@ -641,7 +642,6 @@ def device_memory_at(address: int) -> DeviceMemory | None:
 
 def leave_accelerator() -> bool:
     """Let PyTorch take its GPU for the accelerator of the process, and the device of our own for none, from now on.
-
     False where libtorch's calls cannot be redirected: nothing has changed then."""
 
 class LazyMemory(DeviceMemory):

@@ -65,6 +65,21 @@ def test_the_accelerator_is_the_chip() -> None:
     assert float(x.sum()) == 2000 and accelerator.memory_allocated() >= 4000
 
 
+def test_an_exception_of_a_hook_comes_out_of_the_backward() -> None:
+    x = torch.ones(3, device="sim", requires_grad=True)
+    y = x * 2
+
+    def hook(gradient: torch.Tensor) -> None:
+        raise ValueError("a hook")
+
+    handle = y.register_hook(hook)
+    with pytest.raises(ValueError, match="a hook"):
+        y.sum().backward(retain_graph=True)
+    handle.remove()
+    y.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
+
+
 def test_streams_and_events() -> None:
     module: Any = torch.get_device_module("sim")
     start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)

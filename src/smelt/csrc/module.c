@@ -315,7 +315,7 @@ PyInit__native(void)
                              &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
                              &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &LazyLaunchType,
-                             &LazyBackwardType, &RecordingLockType};
+                             &LazyBackwardType, &RecordingLockType, &DeviceTypeAnswerType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
         || deferred_signals_init() < 0 || openmp_init() < 0 || device_memory_init() < 0 || recorder_init() < 0

@@ -5,7 +5,6 @@
 A process has one such device, and it cannot be given back: a second name is refused.
 """
 
-import itertools
 import warnings
 from typing import Any
 
@@ -53,11 +52,11 @@ _held: list[Any] = []
 
 
 def _device_guard() -> type[Any]:
-    """The guard class that PyTorch asks for its device type several times per autograd node. It is a C function:
-    a Python function would cost half a microsecond each time."""
-    answer = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+    """The guard class that PyTorch asks for its device type several times per autograd node, also when a hook has
+    raised. A function in Python would cost half a microsecond each time, and fail while an exception is set."""
+    answer = _native.DeviceTypeAnswer(torch._C._autograd.DeviceType.PrivateUse1)
     guard: Any = torch._C._acc.DeviceGuard
-    return type("DeviceGuard", (guard,), {"type_": staticmethod(answer)})
+    return type("DeviceGuard", (guard,), {"type_": answer})
 
 
 def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) -> torch.device:

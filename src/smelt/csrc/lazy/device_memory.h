@@ -12,7 +12,7 @@ typedef struct {
     PyObject_HEAD
 } DeviceMemory;
 
-extern PyTypeObject DeviceMemoryType;
+extern PyTypeObject DeviceMemoryType, DeviceTypeAnswerType;
 
 /* For types that are derived from it in C. */
 int device_memory_add(DeviceMemory *memory);
