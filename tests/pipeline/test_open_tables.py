@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.pipeline.sizes import template
+from smelt.pipeline.sizes import dispatch, template
 from smelt.pipeline.sizes.dispatch import STORED
 from smelt.pipeline.sizes.open_table import OpenTable
+from smelt.runtime.program import arenas
 
 LENGTHS = (*range(3, 3 + STORED), 40, 17, 12, 150, 33, 64, 8, 65, 41)
 
@@ -33,6 +34,10 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[OpenTable]:
 def _attention(x: torch.Tensor) -> torch.Tensor:
     scores = (x @ x.transpose(-1, -2)).softmax(-1)
     return torch.cat([scores @ x, x.flip(1)], 1).relu() + x.shape[1]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.cumsum(torch.sort(x.sum(0, keepdim=True), 1).values, 1).tanh()
 
 
 def _library_calls(x: torch.Tensor) -> torch.Tensor:
@@ -60,6 +65,34 @@ def test_many_lengths_share_a_table(bound: list[OpenTable]) -> None:
         compiled(torch.randn(2, length, 4))
     assert len(bound) == len(set(LENGTHS)) - STORED
     assert len(set(map(id, bound))) <= 3
+
+
+def test_programs_for_many_lengths_see_an_arena_alike(bound: list[OpenTable], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    see = arenas._Arena._seen
+
+    def counted(self: Any, view: Any) -> torch.Tensor:
+        seen.append(len(bound))
+        return see(self, view)
+
+    monkeypatch.setattr(arenas._Arena, "_seen", counted)
+    compiled = smelt.compile(_rows)
+    for length in range(20, 60):
+        x = torch.randn(length, 4)
+        smelt.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), _rows(x))
+    assert len(bound) == 40 - STORED
+    assert len([number for number in seen if number]) == len(bound[-1].arena_views) > 0
+
+
+def test_binding_to_a_length_is_no_compilation(bound: list[OpenTable], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = smelt.compile(_attention, dynamic=True)
+    for length in LENGTHS[: STORED + 1]:
+        compiled(torch.randn(2, length, 4))
+    stages: list[str] = []
+    monkeypatch.setattr(dispatch, "timed", lambda stage, what: stages.append(stage))
+    compiled(torch.randn(2, 21, 4))
+    assert bound and not stages
 
 
 def test_trains_as_eager_does(bound: list[OpenTable]) -> None:

@@ -61,7 +61,7 @@ ALSO: dict[str, frozenset[str]] = {
 
 # The rooms of a unit, from the ground up: files and folders right below it. A room imports those before it.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "symbolic": ("shapes", "expressions", "postfix", "symnode", "symsize"),
+    "symbolic": ("shapes", "expressions", "evaluator", "postfix", "symnode", "symsize"),
     "torch_abi": (
         "symbols",
         "probe",

@@ -7,7 +7,7 @@ each call; where compiled code needs their values, they are specialized like siz
 is compiled for each combination, `LIMIT` of them; further ones fall back to eager, with one warning.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -137,34 +137,38 @@ class SizedGraph(OpenGraph):
 
     def _make(self, values: Values, key: tuple[Any, ...]) -> Flat | None:
         """A new version; None if too many were compiled statically."""
-        if not self._fits_symbols(values) and len(self._versions) - len(self._bound_keys) >= LIMIT:
+        run = self._bound(values)
+        is_sized = run is not None or self._fits_symbols(values)
+        if not is_sized and len(self._versions) - len(self._bound_keys) >= LIMIT:
             return None
-        grad = torch.is_grad_enabled()
-        timing = timed("compile for new sizes", "a graph for new sizes")
-        with timing, torch._C._InferenceMode(False):
-            torch._C._set_grad_enabled(grad)
-            run = self._versions[key] = self._bound(values) or self._compiled(values)
-        if not self._fits_symbols(values):
-            count("sizes_compiled")
-            return run
-        count("sizes_bound")
-        self._bound_keys[key] = None
-        if len(self._bound_keys) > BOUND_LIMIT:
-            oldest = next(iter(self._bound_keys))
-            del self._bound_keys[oldest], self._versions[oldest]
+        if run is None:
+            grad = torch.is_grad_enabled()
+            timing = timed("compile for new sizes", "a graph for new sizes")
+            with timing, torch._C._InferenceMode(False):
+                torch._C._set_grad_enabled(grad)
+                run = self._compiler.compile_static(self.at(values), lambda: self._in_symbols(values))
+            is_sized = self._fits_symbols(values)
+        self._versions[key] = run
+        count("sizes_bound" if is_sized else "sizes_compiled")
+        if is_sized:
+            self._bound_keys[key] = None
+            if len(self._bound_keys) > BOUND_LIMIT:
+                oldest = next(iter(self._bound_keys))
+                del self._bound_keys[oldest], self._versions[oldest]
         return run
-
-    def _compiled(self, values: Values) -> Flat:
-        return self._compiler.compile_static(self.at(values), lambda: self._in_symbols(values))
 
     def _bound(self, values: Values) -> Flat | None:
         """A version by binding only: a KV cache has another length at every token."""
-        if len(self._versions) < STORED or not self._fits_symbols(values):
+        if len(self._versions) < STORED or self._is_static(values):
             return None
-        tracing = self._tracing(values)
-        if tracing is None or not tracing.is_made_for(numbers := self._numbers(values)):
+        numbers = self._numbers(values)
+        tracing = self._tracing(values, numbers)
+        if tracing is None or not tracing.is_made_for(numbers):
             return None
-        return self._compiler.bind(Bound(tracing, numbers), lambda: self.at(values))
+        grad = torch.is_grad_enabled()
+        with torch._C._InferenceMode(False):
+            torch._C._set_grad_enabled(grad)
+            return self._compiler.bind(Bound(tracing, numbers), lambda: self.at(values))
 
     def _fall_back(self) -> Flat:
         if self._eager_run is None:
@@ -184,19 +188,23 @@ class SizedGraph(OpenGraph):
 
     def _fits_symbols(self, values: Values) -> bool:
         """Whether symbols can stand for these sizes, and a version in symbols fits them or may be compiled."""
-        if self._why_static is not None or any(values[leaf] < SMALLEST for leaf in self._symbols):
+        if self._is_static(values):
             return False
-        return len(self._tracings) < VERSIONS or self._tracing(values) is not None
+        return len(self._tracings) < VERSIONS or self._tracing(values, self._numbers(values)) is not None
+
+    def _is_static(self, values: Values) -> bool:
+        """Whether symbols cannot stand for these sizes."""
+        return self._why_static is not None or any(values[leaf] < SMALLEST for leaf in self._symbols)
 
     def _numbers(self, values: Values) -> dict[Symbol, int]:
         """Values by symbols of any shape_env of ours."""
-        return {Symbol(name, values[leaf]): values[leaf] for name, leaf in self._named()}
+        return {Symbol(name, values[leaf]): values[leaf] for name, leaf in self._named}
 
     def _floats(self, values: Values) -> tuple[Any, ...]:
         return tuple([values[leaf].hex() for leaf in self._fixed if not isinstance(leaf, Symbol)])
 
-    def _tracing(self, values: Values) -> Tracing | None:
-        numbers, floats = self._numbers(values), self._floats(values)
+    def _tracing(self, values: Values, numbers: Mapping[Symbol, int]) -> Tracing | None:
+        floats = self._floats(values)
         fitting = (each for with_floats, each in self._tracings if with_floats == floats and hold(each.facts, numbers))
         return next(fitting, None)
 
@@ -204,7 +212,8 @@ class SizedGraph(OpenGraph):
         """The graph in symbols, with the sizes to bind; None, with a reason, if it cannot be."""
         if not self._fits_symbols(values):
             return None
-        tracing = self._tracing(values)
+        numbers = self._numbers(values)
+        tracing = self._tracing(values, numbers)
         if tracing is None:
             try:
                 traced, shape_env = self.over(values)
@@ -219,7 +228,7 @@ class SizedGraph(OpenGraph):
                 return None
             count("sizes_traced")
             self._tracings.append((self._floats(values), tracing))
-        return Bound(tracing, self._numbers(values))
+        return Bound(tracing, numbers)
 
     def _compile_static(self, reason: str) -> None:
         self._why_static = reason

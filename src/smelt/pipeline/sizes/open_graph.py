@@ -97,7 +97,7 @@ class OpenGraph:
     @property
     def symbols(self) -> list[tuple[str, Symbol]]:
         """Sizes, and numbers that are used like sizes, by the names that they have in `over`."""
-        return self._named()
+        return list(self._named)
 
     @property
     def fixed(self) -> list[Leaf]:
@@ -119,8 +119,9 @@ class OpenGraph:
                 fixed |= _leaves(spec)
         self._fixed = [leaf for leaf in self._places if leaf in fixed]
         self._symbols = [leaf for leaf in self._fixed if isinstance(leaf, Symbol)]
+        self._named = self._symbols_by_name()
 
-    def _named(self) -> list[tuple[str, Symbol]]:
+    def _symbols_by_name(self) -> list[tuple[str, Symbol]]:
         """Sizes by names that no node of the graph has."""
         taken = {node.name for node in self._traced.graph.nodes}
         names = (name for number in itertools.count() if (name := f"s{number}") not in taken)
@@ -130,7 +131,7 @@ class OpenGraph:
         """The graph over symbols of a new shape_env, whose example these sizes are."""
         shape_env = ShapeEnv()
         symbolic = SymbolValues((leaf, values[leaf]) for leaf in self._places)  # not what was derived for these sizes
-        for name, leaf in self._named():
+        for name, leaf in self._named:
             symbolic[leaf] = as_number(shape_env, Expression.of(shape_env.symbol(name, values[leaf])))
         captured = next(leaf.shape_env for leaf in self._symbols)
         for fact in captured.guards if captured is not None else ():

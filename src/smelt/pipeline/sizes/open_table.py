@@ -8,8 +8,9 @@ the other stages do (`symbolic.symsize`): a table is used for sizes for which it
 sizes rounded up, and again when the sizes outgrow that.
 """
 
+import itertools
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ from smelt.fuse.memory_plan import Lives, plan
 from smelt.ir.kernel import AnyKernel
 from smelt.ir.program import Place, Program, arena_bytes
 from smelt.ir.table.records import Layout, Tensor
-from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.arenas import Arenas, SharedViews
 from smelt.runtime.program.flatten import BuiltKernel, FlatTable, Flattener
 from smelt.runtime.program.launch import Executable
+from smelt.symbolic.evaluator import evaluator
 from smelt.symbolic.expressions import ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.symsize import SymSize, expression_of, varies
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
 
 Values = Mapping[Symbol, int]
+Evaluate = Callable[[Values], Sequence[int]]
 MakeLauncher = Callable[["CompiledKernel", Callable[[], AnyKernel]], BuiltKernel]
 """Makes what launches the code of a kernel, which is asked for if code for other addresses is needed."""
 
@@ -56,7 +59,8 @@ class _Room:
     sizes: tuple[int, ...]
     offsets: dict[str, int]
     bytes: int
-    views: list[Tensor | None]  # what the arena lends; None: its layout varies
+    words: "array[int]"  # of the table, with what was planned
+    shared: SharedViews  # what the arena lends, but for views whose layouts vary
 
 
 @dataclass(slots=True)
@@ -71,9 +75,11 @@ class OpenTable:
     objects: tuple[Any, ...]
     holes: list[tuple[int, int]]  # a word, and the size that goes there
     planned_holes: list[tuple[int, str]]  # a word, and the buffer whose offset goes there
-    sizes: tuple[SymSize, ...]
-    arena_sizes: tuple[SymSize, ...]  # bytes of buffers in the arena
+    sizes: Evaluate
+    arena_sizes: Evaluate  # bytes of buffers in the arena
     arena_views: tuple[tuple[Tensor, str], ...]  # in symbols, and their buffers
+    arena_devices: frozenset[torch.device]
+    layouts: Evaluate  # the numbers of the views whose layouts vary, one view after another
     launchers: dict[str, int]  # by kernel: the place among the objects
     room: _Room | None = None
 
@@ -84,30 +90,29 @@ class OpenTable:
         self, values: Values, objects: Mapping[int, Any], keep_alive: Any, threads: int, arenas: Arenas
     ) -> Executable:
         """What runs the program for these sizes. `objects`: what is another for these, by its place."""
-        numbers = [size.evaluate(values.__getitem__) for size in self.sizes]
+        numbers = self.sizes(values)
         room = self._room(values)
-        words = self.words[:]
+        words = room.words[:]
         for place, number in self.holes:
             words[place] = numbers[number]
-        for place, name in self.planned_holes:
-            words[place] = room.offsets[name] if name else room.bytes
         chosen = list(self.objects)
         for place, value in objects.items():
             chosen[place] = value
         flat = FlatTable(words.tobytes() + self.strings, tuple(chosen))
-        known = dict(zip(map(id, self.sizes), numbers, strict=True))
 
         def views() -> list[Tensor]:
+            numbers = iter(self.layouts(values))
             return [
-                _filled(view, room.offsets[name], known, values) if fixed is None else fixed
-                for fixed, (view, name) in zip(room.views, self.arena_views, strict=True)
+                _filled(view, room.offsets[name], numbers) if fixed is None else fixed
+                for fixed, (view, name) in zip(room.shared.views, self.arena_views, strict=True)
             ]
 
-        return Executable.of_table(flat, threads, keep_alive, arenas, "never", views)
+        acquire = arenas.acquirer(room.bytes, self.arena_devices, views, room.shared)
+        return Executable.of_table(flat, threads, keep_alive, arenas, "never", acquire)
 
     def _room(self, values: Values) -> _Room:
         """An arena in which the buffers have room for these sizes."""
-        needed = [size.evaluate(values.__getitem__) for size in self.arena_sizes]
+        needed = self.arena_sizes(values)
         room = self.room
         if room is None or any(size > most for size, most in zip(needed, room.sizes, strict=True)):
             room = self._planned({symbol: _rounded(value) for symbol, value in values.items()})
@@ -130,7 +135,10 @@ class OpenTable:
         views = [
             None if _varies(view) else view._replace(arena_offset=offsets[name]) for view, name in self.arena_views
         ]
-        return _Room(tuple(map(change, self.arena_sizes)), offsets, planned.arena_bytes, views)
+        words = self.words[:]
+        for place, name in self.planned_holes:
+            words[place] = offsets[name] if name else planned.arena_bytes
+        return _Room(tuple(self.arena_sizes(values)), offsets, planned.arena_bytes, words, SharedViews(views))
 
 
 def _varies(view: Tensor) -> bool:
@@ -144,16 +152,11 @@ def _rounded(value: int) -> int:
     return -(-value // step) * step
 
 
-def _filled(view: Tensor, offset: int, known: dict[int, int], values: Values) -> Tensor:
-    def change(size: Any) -> int:
-        if type(size) is not SymSize:
-            return int(size)
-        number = known.get(id(size))
-        return size.evaluate(values.__getitem__) if number is None else number
-
-    shape, stride, begin = view.layout
-    layout = Layout(tuple(map(change, shape)), tuple(map(change, stride)), change(begin))
-    return view._replace(layout=layout, arena_offset=offset)
+def _filled(view: Tensor, offset: int, numbers: Iterator[int]) -> Tensor:
+    """A view with the next of the numbers in its layout."""
+    rank = len(view.layout.shape)
+    shape, stride = tuple(itertools.islice(numbers, rank)), tuple(itertools.islice(numbers, rank))
+    return view._replace(layout=Layout(shape, stride, next(numbers)), arena_offset=offset)
 
 
 def open_table(
@@ -178,7 +181,6 @@ def open_table(
         return None
     places = {id(launcher): name for name, launcher in launchers.items()}
     sizes: dict[Any, int] = {}
-    kept: list[SymSize] = []
     holes: list[tuple[int, int]] = []
     planned_holes: list[tuple[int, str]] = []
     for place, word in enumerate(words):
@@ -186,7 +188,6 @@ def open_table(
             expression = expression_of(word)
             if expression not in sizes:
                 sizes[expression] = len(sizes)
-                kept.append(word)
             holes.append((place, sizes[expression]))
         elif isinstance(word, _Unplanned):
             planned_holes.append((place, word.name))
@@ -194,9 +195,11 @@ def open_table(
             continue
         words[place] = 0
     in_arena = [arena_bytes(buffer) for buffer in program.buffers if buffer.place is Place.ARENA]
-    varying = {expression_of(size): size for size in in_arena if type(size) is SymSize}
+    varying = {expression_of(size): None for size in in_arena if type(size) is SymSize}
     views = [(Tensor(view.buffer, spec.dtype, spec.device, Layout(view.shape, view.stride, view.offset)), view.buffer)
              for view in flattener.arena_views for spec in (flattener.buffers[view.buffer].spec,)]  # fmt: skip
+    varying_layouts = [view.layout for view, _ in views if _varies(view)]
+    numbers = [size for shape, stride, offset in varying_layouts for size in (*shape, *stride, offset)]
     return OpenTable(
         facts=tuple(shape_env.guards),
         program=program,
@@ -206,9 +209,11 @@ def open_table(
         objects=objects,
         holes=holes,
         planned_holes=planned_holes,
-        sizes=tuple(kept),
-        arena_sizes=tuple(varying.values()),
+        sizes=evaluator(list(sizes)),
+        arena_sizes=evaluator(list(varying)),
         arena_views=tuple(views),
+        arena_devices=frozenset(view.device for view, _ in views),
+        layouts=evaluator([expression_of(size) for size in numbers]),
         launchers={places[id(each)]: place for place, each in enumerate(objects) if id(each) in places},
     )
 

@@ -40,6 +40,16 @@ class _Viewer:
     __slots__ = ("__weakref__",)
 
 
+class SharedViews:
+    """What several programs see alike of an arena; None where each sees it another way."""
+
+    __slots__ = ("__weakref__", "is_all", "views")
+
+    def __init__(self, views: Sequence[Tensor | None]) -> None:
+        self.views = views
+        self.is_all = None not in views
+
+
 class _Arena:
     """One block of memory a device, what each program sees of it, and those it is among while it is free."""
 
@@ -47,17 +57,26 @@ class _Arena:
         self.size = size
         self.pool = pool
         self.blocks: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
+        self.views: WeakKeyDictionary[_Viewer | SharedViews, _Views] = WeakKeyDictionary()
+        self.shared: WeakKeyDictionary[SharedViews, list[torch.Tensor | None]] = WeakKeyDictionary()
 
-    def see(self, views: Sequence[Tensor]) -> _Views:
+    def see(self, views: Sequence[Tensor], shared: SharedViews | None = None) -> _Views:
         tensors = _Views()
         tensors.arena = self
-        for view in views:
-            typed = self._block(view.device, view.dtype)
-            shape, stride, offset = view.layout
-            begin = typed.storage_offset() + view.arena_offset // view.dtype.itemsize  # a multiple of ARENA_ALIGNMENT
-            tensors.append(typed.as_strided(shape, stride, begin + offset))
+        if shared is None:
+            tensors += map(self._seen, views)
+            return tensors
+        alike = self.shared.get(shared)
+        if alike is None:
+            alike = self.shared[shared] = [None if view is None else self._seen(view) for view in shared.views]
+        tensors += [self._seen(view) if tensor is None else tensor for view, tensor in zip(views, alike, strict=True)]
         return tensors
+
+    def _seen(self, view: Tensor) -> torch.Tensor:
+        typed = self._block(view.device, view.dtype)
+        shape, stride, offset = view.layout
+        begin = typed.storage_offset() + view.arena_offset // view.dtype.itemsize  # a multiple of ARENA_ALIGNMENT
+        return typed.as_strided(shape, stride, begin + offset)
 
     def _block(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """All of the memory on a device, as elements of a dtype."""
@@ -87,11 +106,15 @@ class Arenas:
             _all.add(self)
 
     def acquirer(
-        self, needed: int, devices: Iterable[torch.device], views: Callable[[], Sequence[Tensor]]
+        self,
+        needed: int,
+        devices: Iterable[torch.device],
+        views: Callable[[], Sequence[Tensor]],
+        shared: SharedViews | None = None,
     ) -> Callable[[], _Views]:
         """A function that acquires an arena as a program sees it: one that is free, or a new one. The program needs so
         many bytes on each of the devices; what it sees of them is asked for when it first runs."""
-        viewer = _Viewer()
+        viewer = shared if shared is not None and shared.is_all else _Viewer()
         self.programs += 1
         if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
             self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
@@ -105,7 +128,7 @@ class Arenas:
                 arena = _Arena(self.size, pool)  # made before a program with more needs joined; it is dropped
             seen = arena.views.get(viewer)
             if seen is None:
-                seen = arena.views[viewer] = arena.see(views())
+                seen = arena.views[viewer] = arena.see(views(), shared)
             return seen
 
         gpus = _gpus_among(devices)

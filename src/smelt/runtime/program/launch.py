@@ -4,7 +4,7 @@ The steps become a table (`runtime/program/flatten.py`) that `_native.Runner` go
 Python between them where PyTorch's C interface has the operators. A table out of the disk cache is run as it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
 from smelt.ir.program import Program
 from smelt.ir.table.read import ProgramReader, read_program
-from smelt.ir.table.records import ProgramTable, Tensor
+from smelt.ir.table.records import ProgramTable
 from smelt.ir.tensorspec import WORKSPACE
 from smelt.runtime.cuda.graph_recorder import RECORDERS
 from smelt.runtime.cuda.graph_use import report
@@ -58,13 +58,12 @@ class Executable:
         keep_alive: Any,
         arenas: Arenas,
         cuda_graphs: str,
-        arena_tensors: Callable[[], Sequence[Tensor]] | None = None,
+        acquire: Callable[[], list[torch.Tensor]] | None = None,
     ) -> "Executable":
-        """A program that was flattened before. `arena_tensors`: what the arena lends, where the table need not be
-        asked."""
+        """A program that was flattened before. `acquire` acquires its arena, if the table need not be asked."""
         connect()
         executable = cls.__new__(cls)
-        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs, arena_tensors)
+        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs, acquire)
         return executable
 
     def _bind(
@@ -75,20 +74,20 @@ class Executable:
         keep_alive: Any,
         arenas: Arenas,
         cuda_graphs: str,
-        arena_tensors: Callable[[], Sequence[Tensor]] | None = None,
+        acquire: Callable[[], list[torch.Tensor]] | None = None,
     ) -> None:
         self.flat = flat
         self.program = program  # None if the table came without it
         self.keep_alive = keep_alive  # owns the machine code
         reader = ProgramReader(flat.table, flat.objects)
         program_record = reader.program
+        if acquire is None:
+            acquire = arenas.acquirer(program_record.arena_bytes, reader.arena_devices(), reader.arena_tensors)
         self.run = _native.Runner(
             flat.table,
             flat.objects,
             threads=torch.get_num_threads if threads == 0 else lambda: threads,
-            acquire=arenas.acquirer(
-                program_record.arena_bytes, reader.arena_devices(), arena_tensors or reader.arena_tensors
-            ),
+            acquire=acquire,
             release=arenas.release,
             allocate=_allocate,
             view=_view,
