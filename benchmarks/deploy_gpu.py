@@ -1,13 +1,14 @@
 """A call of an exported GPT-2 on a GPU by the C runtime, beside `smelt.compile` of the same model in the same process.
 
     python -m benchmarks.deploy_gpu [--dtypes float32 bfloat16] [--tokens 8x512 1x128] [--layers 12] [--seconds 20]
-                                    [--json FILE]
+                                    [--json FILE] [--out FOLDER]
 
 GPT-2 has layers of 768, random weights and no cache. Inputs are in memory of the GPU, and so are results: the artifact
 writes logits where the program wants them. Calls of both alternate in blocks, and the median of the blocks counts.
 
     call     milliseconds until the GPU is done, with one call after the other and a wait behind each
     queued   the same of `smelt.compile` with one wait behind a block: the C runtime waits in each call
+    busy     milliseconds in which kernels of one call run; --out writes a table of them for each way
     export   seconds of exporting and saving; open: of opening the file and the first call
 
 Figures need an NVIDIA GPU. Where cuBLASLt is not found the artifact multiplies by its own code. Here it is found: torch
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 import smelt
+from benchmarks.gpu_steps import kernel_times, write_kernel_times
 from smelt.deploy.runtime import Model, Session, TensorAt, library
 
 BLOCK_SECONDS = 0.5
@@ -83,7 +85,9 @@ def _block(call: Callable[[], Any], count: int, *, waits: bool) -> float:
     return 1e3 * (time.perf_counter() - began) / count
 
 
-def measure(dtype: torch.dtype, batch: int, tokens: int, layers: int, seconds: float) -> dict[str, Any]:
+def measure(
+    dtype: torch.dtype, batch: int, tokens: int, layers: int, seconds: float, out: Path | None
+) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Logits(layers).to(dtype).eval().requires_grad_(False)
     ids = torch.randint(0, 50257, (batch, tokens))
@@ -119,11 +123,18 @@ def measure(dtype: torch.dtype, batch: int, tokens: int, layers: int, seconds: f
         while time.perf_counter() - began < seconds or len(times["queued"]) < 3:
             for name, (call, waits) in calls.items():
                 times[name].append(_block(call, counts[name], waits=waits))
+        busy = {}
+        for name in ("artifact", "compile"):
+            kernels, launches = kernel_times(calls[name][0])
+            busy[name] = sum(kernels.values()) / 1e3
+            if out is not None:
+                table = out / f"{str(dtype).removeprefix('torch.')}_{batch}x{tokens}_{name}.txt"
+                write_kernel_times(table, kernels, launches)
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
         "dtype": str(dtype).removeprefix("torch."), "tokens": f"{batch}x{tokens}", **medians,
         "ratio": medians["artifact"] / medians["compile"], "to queued": medians["artifact"] / medians["queued"],
-        "export": exported, "open": opened, "errors": errors,
+        "busy": busy, "export": exported, "open": opened, "errors": errors,
     }  # fmt: skip
 
 
@@ -134,20 +145,24 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.deploy_gpu needs an NVIDIA GPU")
     print(f"GPT-2, {args.layers} layers of 768, on {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
     results = []
     for name in args.dtypes:
         for shape in args.tokens:
             batch, tokens = map(int, shape.split("x"))
-            found = measure(getattr(torch, name), batch, tokens, args.layers, args.seconds)
+            found = measure(getattr(torch, name), batch, tokens, args.layers, args.seconds, args.out)
             results.append(found)
             errors = ", ".join(f"{who} {error:.1e}" for who, error in found["errors"].items())
             print(
                 f"{name:9} {shape:6} artifact {found['artifact']:7.3f} ms  compile {found['compile']:7.3f}  "
                 f"ratio {found['ratio']:.2f}  queued {found['queued']:7.3f}  ratio {found['to queued']:.2f}  "
+                f"busy {found['busy']['artifact']:.3f} and {found['busy']['compile']:.3f}  "
                 f"export {found['export']:.1f} s, open {found['open']:.1f} s  errors: {errors}",
                 flush=True,
             )

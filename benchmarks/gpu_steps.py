@@ -143,8 +143,8 @@ def _measure(steps: dict[str, Step], figures: dict[str, Figures]) -> None:
         figures[way].memory = torch.cuda.max_memory_allocated() / 2**20
 
 
-def _profile(step: Step, figures: Figures, path: Path | None) -> None:
-    """Add what the GPU was busy with; write it to `path`."""
+def kernel_times(step: Step) -> tuple[Counter[str], Counter[str]]:
+    """Microseconds of each kernel of a step, whoever launches it, and how often it runs."""
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -159,10 +159,20 @@ def _profile(step: Step, figures: Figures, path: Path | None) -> None:
         if event.device_type == DeviceType.CUDA:
             times[event.name] += event.time_range.elapsed_us()
             counts[event.name] += 1
+    return times, counts
+
+
+def write_kernel_times(path: Path, times: Counter[str], counts: Counter[str]) -> None:
+    lines = [f"{times[name]:9.1f} us {counts[name]:5} x  {name[:160]}" for name, _ in times.most_common()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _profile(step: Step, figures: Figures, path: Path | None) -> None:
+    """Add what the GPU was busy with; write it to `path`."""
+    times, counts = kernel_times(step)
     figures.busy, figures.kernels = sum(times.values()) / 1e3, sum(counts.values())
     if path is not None:
-        lines = [f"{times[name]:9.1f} us {counts[name]:5} x  {name[:160]}" for name, _ in times.most_common()]
-        path.write_text("\n".join(lines) + "\n")
+        write_kernel_times(path, times, counts)
 
 
 def run_program(name: str, ways: Sequence[str], out: Path | None) -> None:
