@@ -113,7 +113,7 @@ def _params(frozen: bool, eq: bool, repr: bool) -> Any:
 
 
 _STANDARD: Any = dataclasses.make_dataclass("Standard", ["field"], init=False)
-_OF_INSTANCES: Any = fields(_STANDARD)[0]._field_type
+_OF_INSTANCES: Any = vars(_STANDARD)["__dataclass_fields__"]["field"]._field_type
 
 
 def _function(cls: type, code_of: Callable[[int], CodeType], names: Sequence[str]) -> Callable[..., Any]:

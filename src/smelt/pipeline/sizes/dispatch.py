@@ -149,8 +149,10 @@ class SizedGraph(OpenGraph):
                 run = self._compiler.compile_static(self.at(values), lambda: self._in_symbols(values))
             is_sized = self._fits_symbols(values)
         self._versions[key] = run
-        count("sizes_bound" if is_sized else "sizes_compiled")
-        if is_sized:
+        if not is_sized:
+            count("sizes_compiled")
+        else:
+            count("sizes_bound")
             self._bound_keys[key] = None
             if len(self._bound_keys) > BOUND_LIMIT:
                 oldest = next(iter(self._bound_keys))
