@@ -13,6 +13,7 @@ from smelt.base.events import collect
 from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.kernel import Accumulate
 from smelt.ir.program import Launch, Operand, Place, Program
+from smelt.ops.decompose import products
 from smelt.pipeline.sizes import template
 from smelt.runtime.program import flatten
 from tests.targets import HOST, chosen, seeded, there
@@ -155,8 +156,9 @@ def _classify(model: nn.Module, opt: torch.optim.Optimizer, ids: torch.Tensor) -
     return loss
 
 
-def test_probabilities_are_recomputed_where_the_backward_begins() -> None:
-    """The forward keeps the logits in 16 bits and two numbers a row."""
+def test_probabilities_are_recomputed_where_the_backward_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward keeps the logits in 16 bits and two numbers a row, where products of 16 bits stay so."""
+    monkeypatch.setattr(products, "slow_products", lambda dtype: False)
     ids, model = _data(64).mul(100).long().remainder(5000), Head(5000, 16).bfloat16()
     wanted = copy.deepcopy(model)
     compiled = smelt.compile(_classify, fullgraph=True)
