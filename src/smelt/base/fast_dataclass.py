@@ -69,14 +69,15 @@ def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -
         elif isinstance(default, Field):
             setattr(plain, name, default.default)
         known[name] = each
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "__dataclass_fields__": known,
         "__dataclass_params__": _params(frozen, eq, repr),
         "__match_args__": tuple(each.name for each in known.values() if each.init and not each.kw_only),
     }
-    found = {name: value for name, value in found.items() if name != "__match_args__" or name not in vars(plain)}
+    if "__match_args__" in vars(plain):
+        del attributes["__match_args__"]
     if not slots:
-        for name, value in found.items():
+        for name, value in attributes.items():
             setattr(plain, name, value)
         return plain
     left = {"__dict__", "__weakref__", *known}
@@ -85,7 +86,7 @@ def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -
     cls: type = type(plain)(
         plain.__name__,
         plain.__bases__,
-        {**body, **found, "__slots__": tuple(name for name in known if name not in inherited)},
+        {**body, **attributes, "__slots__": tuple(name for name in known if name not in inherited)},
     )
     cls.__qualname__ = plain.__qualname__
     return cls

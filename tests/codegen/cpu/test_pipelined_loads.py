@@ -116,8 +116,8 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
 
 @pytest.mark.parametrize("bits", [128, 256, 512])
 def test_every_line_of_the_next_row_is_asked_for(bits: int) -> None:
-    """As many as a vector reads, whether it is one line long or four."""
+    """As many as a vector reads, whether it is half a line long, one or four."""
     target = replace(cpu.describe_host(), vector_bits=bits, prefetch_next_row=True, prefetch_distance=0)
     kernel = parse_kernel(sized(SOFTMAX, 40, 1024))
     asked = build.module_text([kernel], target).count("call void @llvm.prefetch")
-    assert asked == plan(kernel, target).lanes * 4 // 64
+    assert asked == max(1, plan(kernel, target).lanes * 4 // 64)

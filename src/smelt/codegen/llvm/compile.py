@@ -99,9 +99,9 @@ def _by_machine(use: Callable[[Any], _Made], target: Target, level: int = 2) -> 
         generator = idle.pop()
     except IndexError:
         generator = machine(target, level)
-    made = use(generator)
+    result = use(generator)
     idle.append(generator)
-    return made
+    return result
 
 
 @functools.cache

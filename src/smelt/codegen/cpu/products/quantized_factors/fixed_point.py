@@ -144,19 +144,17 @@ def pack_fixed(
     for row, line in enumerate(lines):
         with b.loop(0, form.groups) as group:
             start = line.at(b.mul(group, layout.group_left))
-            largest, total, magnitudes = _group_size(b, form, layout, dtype, start)
-            is_small = b.and_(b.icmp("ne", largest, 0), b.icmp("slt", largest, _LEAST_EXPONENT << 23))
-            share = b.fmul(b.from_bits(largest), form.units * form.parts / _OUTLIER)
-            has_outlier = b.fcmp("ogt", share, magnitudes)
-            with b.when(b.or_(b.or_(is_small, has_outlier), b.icmp("sge", largest, _END_EXPONENT << 23))):
+            size = group_size(b, layout, dtype, start, form.lanes)
+            with b.when(size.is_uneven):
                 flag.store(flag.zero())
+            largest = size.largest
             exponent = b.smax(b.lshr(b.add(largest, (1 << 23) - 1 - _LARGEST_MANTISSA), 23), _LEAST_EXPONENT)
             exponent = b.smin(exponent, 255)
             factor = b.from_bits(b.shl(b.sub(276, exponent), 23))  # 2^n: 127 + 22 - (exponent - 127)
             where = b.add(group, row * form.groups)
             steps.store(b.from_bits(b.shl(b.sub(exponent, 22), 23)), where)
             if form.has_sums:
-                sums.store(total, where)
+                sums.store(b.reduce_lanes("fadd", size.sums, b.const("f32", 0.0), "reassoc"), where)
             first = b.mul(group, form.units)
             with b.loop(0, form.units, form.lanes) as unit:
                 vectors = left_vectors(b, dtype, start, layout, unit, form.lanes)
@@ -172,21 +170,32 @@ def pack_fixed(
         _pack_corrections(b, form, place)
 
 
-def _group_size(
-    b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, start: Array
-) -> tuple[Value, Value, Value]:
-    """The bits of the largest magnitude of a group, the sum of the group, and the sum of its magnitudes."""
-    zeros = b.const("f32", 0.0, form.lanes)
-    loop = b.begin(0, form.units, form.lanes, [b.const("i32", 0, form.lanes), zeros, zeros])
-    largest, total, magnitudes = loop.values
-    for vector in left_vectors(b, dtype, start, layout, loop.index, form.lanes):
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """Of a group of a row of x. `largest`: the bits of the largest magnitude. `sums`: of the elements of each lane.
+    `is_uneven`: elements are very large or very small, or one is an outlier."""
+
+    largest: Value
+    sums: Value
+    is_uneven: Value
+
+
+def group_size(b: Builder, layout: Layout, dtype: torch.dtype, start: Array, lanes: int) -> GroupSize:
+    zeros = b.const("f32", 0.0, lanes)
+    loop = b.begin(0, layout.units, lanes, [b.const("i32", 0, lanes), zeros, zeros])
+    largest, sums, magnitudes = loop.values
+    for vector in left_vectors(b, dtype, start, layout, loop.index, lanes):
         magnitude = b.and_(b.bits(vector), 0x7FFFFFFF)
         largest = b.smax(largest, magnitude)
-        total = b.fadd(total, vector)
+        sums = b.fadd(sums, vector)
         magnitudes = b.fadd(magnitudes, b.from_bits(magnitude))
-    largest, total, magnitudes = loop.end(largest, total, magnitudes)
-    sums = [b.reduce_lanes("fadd", each, b.const("f32", 0.0), "reassoc") for each in (total, magnitudes)]
-    return b.reduce_lanes("smax", largest), sums[0], sums[1]
+    largest, sums, magnitudes = loop.end(largest, sums, magnitudes)
+    largest = b.reduce_lanes("smax", largest)
+    total = b.reduce_lanes("fadd", magnitudes, b.const("f32", 0.0), "reassoc")
+    is_small = b.and_(b.icmp("ne", largest, 0), b.icmp("slt", largest, _LEAST_EXPONENT << 23))
+    share = b.fmul(b.from_bits(largest), layout.units * len(layout.parts) / _OUTLIER)
+    is_uneven = b.or_(b.or_(is_small, b.fcmp("ogt", share, total)), b.icmp("sge", largest, _END_EXPONENT << 23))
+    return GroupSize(largest, sums, is_uneven)
 
 
 def _bytes_of(b: Builder, scaled: Value) -> list[Value]:

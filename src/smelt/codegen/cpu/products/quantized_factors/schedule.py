@@ -22,6 +22,7 @@ from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
     FixedPoint,
     FixedPointDots,
     fixed_point_of,
+    group_size,
     pack_fixed,
 )
 from smelt.codegen.cpu.products.quantized_factors.layout import Layout, first_half, layout_of, left_vectors, oriented
@@ -161,18 +162,18 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
 
     def compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock) -> None:
         """With few rows, `plain` tiles multiply infinite and undefined elements."""
-        is_finite = block.packed.at(end)
+        is_even = block.packed.at(end)
         with b.when(block.fresh):
-            is_finite.store(b.const("f32", 1.0))
-            _pack_left(b, blocks.problem, layout, fixed or tile, block, is_finite)
+            is_even.store(b.const("f32", 1.0))
+            _pack_left(b, blocks.problem, layout, fixed or tile, block, is_even)
             if plain is not None:
-                with b.when(b.fcmp("oeq", is_finite.load(), 0.0)):
-                    _pack_left(b, blocks.problem, layout, plain, block, is_finite)
+                with b.when(b.fcmp("oeq", is_even.load(), 0.0)):
+                    _pack_left(b, blocks.problem, layout, plain, block, is_even)
         if plain is None:
             _call_dots(b, blocks, layout, tile, block)
             return
         b.choice(
-            b.fcmp("oeq", is_finite.load(), 1.0),
+            b.fcmp("oeq", is_even.load(), 1.0),
             lambda: _call_dots(b, blocks, layout, fixed or tile, block),
             lambda: _call_dots(b, blocks, layout, plain, block),
         )
@@ -190,9 +191,9 @@ SCHEDULE = Schedule(
 
 
 def _pack_left(
-    b: Builder, problem: Problem, layout: Layout, tile: _Tile | FixedPoint, block: StreamedBlock, is_finite: Array
+    b: Builder, problem: Problem, layout: Layout, tile: _Tile | FixedPoint, block: StreamedBlock, is_even: Array
 ) -> None:
-    """Pack the rows of a block in tiles. Missing rows of a last tile repeat the last row. `is_finite` becomes 0 where
+    """Pack the rows of a block in tiles. Missing rows of a last tile repeat the last row. `is_even` becomes 0 where
     the tile needs finite numbers and a row has others."""
     apart = problem.m[0].left if problem.m else 0
     elements = tile.elements if isinstance(tile, FixedPoint) else _steep(layout, tile)
@@ -201,13 +202,13 @@ def _pack_left(
         numbers = [b.smin(b.add(first, number), b.sub(block.rows, 1)) for number in range(tile.rows)]
         lines = [block.left.at(b.mul(row, apart)) for row in numbers]
         if isinstance(tile, FixedPoint):
-            pack_fixed(b, tile, layout, problem.dtype, lines, place, is_finite)
+            pack_fixed(b, tile, layout, problem.dtype, lines, place, is_even)
         else:
-            _pack_floats(b, tile, layout, problem.dtype, lines, place, is_finite)
+            _pack_floats(b, tile, layout, problem.dtype, lines, place, is_even)
 
 
 def _pack_floats(
-    b: Builder, tile: _Tile, layout: Layout, dtype: torch.dtype, lines: list[Array], place: Array, is_finite: Array
+    b: Builder, tile: _Tile, layout: Layout, dtype: torch.dtype, lines: list[Array], place: Array, is_even: Array
 ) -> None:
     """At each step of a group a vector of each row for each integer of a byte; after the group, the sum of these
     vectors."""
@@ -215,20 +216,17 @@ def _pack_floats(
     with b.loop(0, layout.groups) as group:
         to = place.at(b.mul(group, _steep(layout, tile) // layout.groups))
         starts = [line.at(b.mul(group, layout.group_left)) for line in lines]
-        zero = place.zero(lanes)
-        loop = b.begin(0, layout.units, lanes, [zero] * (tile.rows if tile.late else 0))
-        sums = list(loop.values)
-        step = to.at(b.mul(loop.index, tile.rows * len(layout.parts)))
-        for row, start in enumerate(starts):
-            vectors = left_vectors(b, dtype, start, layout, loop.index, lanes)
-            for part, vector in enumerate(vectors):
-                step.store(vector, (row * len(vectors) + part) * lanes)
-                if tile.late:
-                    sums[row] = b.fadd(sums[row], vector)
-        for row, total in enumerate(loop.end(*sums)):
-            to.store(total, tile.rows * layout.units * len(layout.parts) + row * lanes)
-            with b.when(b.reduce_lanes("or", b.fcmp("une", b.fsub(total, total), 0.0))):
-                is_finite.store(is_finite.zero())
+        with b.loop(0, layout.units, lanes) as unit:
+            step = to.at(b.mul(unit, tile.rows * len(layout.parts)))
+            for row, start in enumerate(starts):
+                vectors = left_vectors(b, dtype, start, layout, unit, lanes)
+                for part, vector in enumerate(vectors):
+                    step.store(vector, (row * len(vectors) + part) * lanes)
+        for row, start in enumerate(starts if tile.late else ()):
+            size = group_size(b, layout, dtype, start, lanes)
+            to.store(size.sums, tile.rows * layout.units * len(layout.parts) + row * lanes)
+            with b.when(size.is_uneven):
+                is_even.store(is_even.zero())
 
 
 # The sums.
