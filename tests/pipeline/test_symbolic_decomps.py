@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor]]] = {
     "GRUCell": (GRU_CELL, rows),
     "LSTMCell": (lambda x: torch.cat(LSTM_CELL(x), 1), rows),
     "GRU": (lambda x: torch.cat([each.flatten() for each in GRU(x)]), batch),
-    "LSTM": (lambda x: LSTM(x.transpose(0, 1))[0] + LSTM(x.transpose(0, 1))[1][1].sum(), batch),
+    "LSTM": (lambda x: LSTM(x.transpose(0, 1))[0] + LSTM(x.transpose(0, 1))[1][1].mean(), batch),
     "Normal": (lambda x: torch.distributions.Normal(x, 1.0).log_prob(x.detach() + 1), rows),
     "Categorical": (lambda x: torch.distributions.Categorical(logits=x).entropy(), rows),
     "clamp_": (lambda x: (x * 2).clamp_(-1, 1) + (x * 2).clamp_min_(0) * x.mul(3).clamp_max_(1), rows),
