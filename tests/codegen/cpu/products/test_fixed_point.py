@@ -1,6 +1,7 @@
 """Products in fixed point beside float64: groups of every size, elements of every magnitude, infinite ones."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from smelt.codegen.cpu.products.problem import problem_of
 from smelt.codegen.cpu.products.quantized_factors.fixed_point import FixedPointDots, fixed_point_of
 from smelt.codegen.cpu.products.quantized_factors.layout import layout_of, oriented
 from smelt.codegen.cpu.target import describe_host
+from smelt.device import registry
 from smelt.ir.loops import Function
 from smelt.quantization.layers import QuantizedLinear, QuantizedTensor
 from tests.codegen.cpu.products.test_quantized import written
@@ -50,6 +52,21 @@ CASES: dict[str, dict[str, Any]] = {
     "int8 of short rows": {"bits": 8, "groups": 1, "size": 96},
     "int8 of half rows": {"bits": 8, "groups": 2, "size": 2048, "low": True},
 }
+
+
+@pytest.fixture(params=["host", "without dot products of bytes"])
+def processor(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "host":
+        yield
+        return
+    smelt.reset()
+    registry.register("cpu", lambda: replace(describe_host(), dots_bytes=False), devices=("cpu",))
+    yield
+    smelt.reset()
+    registry.register("cpu", describe_host, devices=("cpu",))
+
+
+on_each_processor = pytest.mark.usefixtures("processor")
 
 
 def bound(layer: QuantizedLinear, x: Tensor) -> Tensor:
@@ -92,6 +109,7 @@ def agrees(layer: QuantizedLinear, x: Tensor) -> None:
     assert bool(((ours - truth).abs() <= bound(layer, x) + 1e-37).all())
 
 
+@on_each_processor
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_groups_of_every_size(name: str, rows: int) -> None:
@@ -99,6 +117,7 @@ def test_groups_of_every_size(name: str, rows: int) -> None:
     agrees(layer, torch.randn(rows, layer.in_features))
 
 
+@on_each_processor
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q8_0", "int8 of a row"])
 def test_elements_of_every_magnitude(name: str) -> None:
     layer = quantized(**CASES[name])
@@ -109,6 +128,7 @@ def test_elements_of_every_magnitude(name: str) -> None:
         agrees(layer, x[None])
 
 
+@on_each_processor
 def test_integers_are_exact() -> None:
     layer = quantized(**CASES["int4 of 64, 31 groups of 32 vectors"])
     layer.scale.fill_(0.5)
@@ -119,6 +139,7 @@ def test_integers_are_exact() -> None:
         assert torch.equal(product(layer, x), layer(x))
 
 
+@on_each_processor
 @pytest.mark.parametrize("scale", [1e36, 1e-36])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_1", "int8 of a row"])
 def test_groups_of_very_large_or_small_elements(name: str, scale: float) -> None:
@@ -133,6 +154,7 @@ def test_groups_of_very_large_or_small_elements(name: str, scale: float) -> None
     assert bool(((product(layer, x) - truth).abs() <= 2.0**-20 * size).all())
 
 
+@on_each_processor
 @pytest.mark.parametrize("outlier", [1e2, 1e4, 1e6, 1e30])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
 def test_an_outlier_does_not_round_the_rest_of_its_group(name: str, outlier: float) -> None:
@@ -149,6 +171,7 @@ def test_an_outlier_does_not_round_the_rest_of_its_group(name: str, outlier: flo
     assert error <= 2 * eager + 2.0**-21 * truth.abs().max()
 
 
+@on_each_processor
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
