@@ -71,11 +71,10 @@ class _Call(RealCall):
 
     def write_back(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What the operator has written, where it has written it; what has another shape now gets new memory."""
-        for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
-            for each in (value if isinstance(value, tuple | list) else (value,)) if name in known.written else ():
-                for ours, host, layout_before in self.pairs:
-                    if ours is each:
-                        self._write(ours, host, layout_before)
+        for each in known.written_arguments(args, kwargs):
+            for ours, host, layout_before in self.pairs:
+                if ours is each:
+                    self._write(ours, host, layout_before)
 
     def _write(self, ours: torch.Tensor, host: torch.Tensor, layout_before: Layout) -> None:
         self.copied += host.numel() * host.element_size()
@@ -83,8 +82,6 @@ class _Call(RealCall):
             fresh = self._device.to_chip(_dense(host.resolve_conj().resolve_neg()))
             tensors.set_layout(ours, fresh.untyped_storage(), 0, fresh.shape, fresh.stride())
         else:
-            if ours.is_conj() or ours.is_neg():
-                raise NotImplementedError("a conjugated or negated view of a chip's memory is not written")
             self._device.write(ours, host)  # with what is between its elements, as it was
 
     def offset(self, ours: torch.Tensor, view: torch.Tensor) -> int:

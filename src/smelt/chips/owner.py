@@ -74,14 +74,16 @@ class ChipOwner(DeviceOwner):
         return self.calls.call(known, args, kwargs)
 
     def _written(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """An operator that writes. Kernels write whole buffers: what is written between others' elements is computed
-        in a copy."""
+        """An operator that writes. Kernels write whole buffers: parts of tensors, conjugated views and negated ones are
+        computed in a copy, which is copied back."""
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
-            for each in (value if isinstance(value, tuple | list) else (value,)) if name in known.written else ():
-                if self.is_ours(each) and 0 in each.stride() and _is_repeated(each):
-                    raise RuntimeError(_REPEATED)
-                if self.is_ours(each) and has_gaps(each) and not any(each is one for one, _ in parts):
+        for each in known.written_arguments(args, kwargs):
+            if self.is_ours(each) and 0 in each.stride() and _is_repeated(each):
+                raise RuntimeError(_REPEATED)
+            if self.is_ours(each) and not any(each is one for one, _ in parts):
+                if _has_bits(each):
+                    parts.append((each, self._resolved(each)))
+                elif has_gaps(each):
                     parts.append((each, self.copies.dense(each)))
         if not parts:
             return self.calls.call(known, args, kwargs)
@@ -96,9 +98,10 @@ class ChipOwner(DeviceOwner):
         )
         for part, dense in parts:
             if part.shape != dense.shape:
+                dense = self._computed(part, dense)
                 tensors.set_layout(part, dense.untyped_storage(), 0, dense.shape, dense.stride())
             else:
-                self.copies.copy(part, dense)
+                self.copy_within(part, dense)
         return swapped(results, 0)
 
     def forget(self) -> None:
@@ -109,11 +112,13 @@ class ChipOwner(DeviceOwner):
     def _together(
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Arguments that kernels take: bits of tensors are resolved, and numbers of the host's may be among them.
+        """Arguments that kernels take: conjugated and negated views that are read are resolved, and numbers of the
+        host's may be among them.
 
         Raises PyTorch's error for what does not go together.
         """
         foreign = False
+        written = tuple(known.written_arguments(args, kwargs)) if known.written else ()
 
         def taken(value: Any) -> Any:
             nonlocal foreign
@@ -124,25 +129,23 @@ class ChipOwner(DeviceOwner):
             if not self.is_ours(value):
                 foreign = True
                 return value
-            if known.is_view or not (value.is_conj() or value.is_neg()):
+            if known.is_view or not _has_bits(value) or any(value is each for each in written):
                 return value
             return self._resolved(value)
 
-        if known.written and not known.is_view and any(map(_has_bits, args[:1])):
-            raise NotImplementedError(f"{known.operator} writes a conjugated or negated view")
         arguments = tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}
         if foreign:
             result_device(known.operator, args, {name: each for name, each in kwargs.items() if name != "device"})
         return arguments
 
     def _resolved(self, tensor: torch.Tensor) -> torch.Tensor:
-        plain = tensor
-        if tensor.is_neg():
-            plain = torch._neg_view(plain)
-        if tensor.is_conj():
-            plain = torch._conj(plain)
+        return self._computed(tensor, _without_bits(tensor))
+
+    def _computed(self, view: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+        """`plain`, conjugated if `view` is a conjugated view, and negated if it is a negated one."""
+        if view.is_conj():
             plain = self.compute(aten.conj_physical.default, (plain,), {})
-        return self.compute(aten.neg.default, (plain,), {}) if tensor.is_neg() else plain
+        return self.compute(aten.neg.default, (plain,), {}) if view.is_neg() else plain
 
     # Memory.
 
@@ -215,14 +218,12 @@ class ChipOwner(DeviceOwner):
             source = self.compute(aten._to_copy.default, (source,), {"dtype": tensor.dtype})
         if 0 in tensor.stride() and _is_repeated(tensor):
             raise RuntimeError(_REPEATED)
-        if _has_bits(tensor):
-            raise NotImplementedError("a conjugated or negated view of a chip's memory is not written")
-        self.copies.copy(tensor, source.expand(tensor.shape))
+        self.copies.copy(_without_bits(tensor), self._computed(tensor, source).expand(tensor.shape))
 
     def _is_whole(self, tensor: torch.Tensor) -> bool:
         """Whether there is nothing between the elements of a tensor, nor any of them twice."""
         shape, stride, _, dtype = layout_of(tensor)
-        if tensor.is_conj() or tensor.is_neg():
+        if _has_bits(tensor):
             return False
         size = tensors.bytes_of(shape, stride, 0, dtype)
         return size == tensor.numel() * dtype.itemsize and (0 not in stride or tensor.numel() < 2)
@@ -265,8 +266,14 @@ def has_gaps(tensor: torch.Tensor) -> bool:
     return not is_dense(tensor.shape, tensor.stride())
 
 
-def _has_bits(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+def _has_bits(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a conjugated or negated view as it is."""
+    plain = torch._conj(tensor) if tensor.is_conj() else tensor
+    return torch._neg_view(plain) if tensor.is_neg() else plain
 
 
 def _without_gaps(host: torch.Tensor) -> torch.Tensor:

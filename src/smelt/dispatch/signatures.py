@@ -3,7 +3,7 @@
     add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)    result 0 is argument "self"
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -38,6 +38,12 @@ class Signature:
     is_random: bool
     written: tuple[str, ...]
     is_view: bool
+
+    def written_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        """Each argument that a call writes, those of lists one by one."""
+        for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
+            if name in self.written:
+                yield from value if isinstance(value, tuple | list) else (value,)
 
     def draws(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call draws random numbers: attention does where it drops some."""
