@@ -18,7 +18,7 @@ from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launches.launch_groups import emit_group
 from smelt.codegen.gpu.launches.side_by_side import emit_side_by_side
-from smelt.codegen.gpu.simt import Simt, has_wide_floats
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
@@ -79,22 +79,10 @@ class GpuGenerator(Generator):
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
-            b = Simt(
-                target,
-                f"{symbol}.{number}".replace(".", "_"),
-                sizes,
-                kind,
-                buffers=buffers,
-                threads=phase.threads,
-                cluster=phase.cluster,
-                resident=phase.resident,
-                predicates=phase.has_predicates,
-                parameters=names,
-                places=dict(plan.places),
-                aligned=aligned,
-                early=phase.kernel.early,
-            )
-            b.has_wide_floats = has_wide_floats(plan.kernel)
+            b = phase.builder(
+                target, f"{symbol}.{number}".replace(".", "_"), sizes, kind, plan.kernel, buffers=buffers,
+                parameters=names, places=dict(plan.places), aligned=aligned, early=phase.kernel.early,
+            )  # fmt: skip
             phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)

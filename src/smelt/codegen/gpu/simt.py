@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from smelt.codegen.loops.builder import Builder, element_bytes, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.kernel import Kernel
 from smelt.ir.loops import (
     BITS,
     CLUSTER,
@@ -60,11 +59,6 @@ Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and 
 def both(b: Builder, one: Mask, other: Mask) -> Mask:
     """The threads of two masks."""
     return one if other is None else other if one is None else b.and_(one, other)
-
-
-def has_wide_floats(kernel: Kernel) -> bool:
-    """Whether the kernel reads or writes floats of more than 16 bits."""
-    return any(buffer.dtype.is_floating_point and buffer.dtype.itemsize > 2 for buffer in kernel.parameters)
 
 
 class Simt(Builder):
@@ -152,6 +146,11 @@ class Simt(Builder):
     def index(self, number: Number) -> Value:
         """A count or position."""
         return self.const("i64" if is_symsize(number) else self.index_kind, number)
+
+    def below(self, number: Value, count: Number) -> tuple[Value, Value]:
+        """A number, or zero where it is not below `count`; and whether it is."""
+        inside = self.icmp("slt", number, self.index(count))
+        return self.select(inside, number, 0), inside
 
     # Control flow.
 
@@ -360,6 +359,12 @@ class Simt(Builder):
     def shuffle_xor(self, value: Value, distance: int) -> Value:
         """The value of the lane whose number differs in the bit `distance`."""
         return self._shuffle(value, "xor", self.const("i32", distance))
+
+    def across_lanes(self, value: Value, join: Callable[[Value, Value], Value], first: int, last: int) -> Value:
+        """`value` joined with those of other lanes: `first` apart, then twice as far, and so on up to before `last`."""
+        while first < last:
+            value, first = join(value, self.shuffle_xor(value, first)), 2 * first
+        return value
 
     def shuffle_up(self, value: Value, distance: int) -> Value:
         """The value of the lane `distance` before this one; any value for the first ones."""

@@ -430,8 +430,7 @@ class ScoreTilesBody(PhaseBody):
             largest = most[row]
             for place in own:
                 largest = b.maximum(largest, scores[place])
-            for distance in (1, 2):
-                largest = b.maximum(largest, b.shuffle_xor(largest, distance))
+            largest = b.across_lanes(largest, b.maximum, 1, _QUAD)
             near = b.select(b.fcmp("oeq", largest, -math.inf), 0.0, largest)
             below = b.fneg(b.fmul(near, factor))
 
@@ -495,8 +494,7 @@ class ScoreTilesBody(PhaseBody):
         if self.softmax is not None:
             for row in range(count):
                 most, total = carried[row - 2 * count], carried[row - count]
-                for distance in (1, 2):
-                    total = b.fadd(total, b.shuffle_xor(total, distance))
+                total = b.across_lanes(total, b.fadd, 1, _QUAD)
                 is_empty = b.fcmp("oeq", total, 0.0)
                 inverse = b.fdiv(b.const("f32", 1.0), total)  # zero times that is NaN where nothing has weight
                 shares[row] = inverse if self.softmax.nan else b.select(is_empty, 0.0, inverse)

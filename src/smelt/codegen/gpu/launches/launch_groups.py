@@ -17,7 +17,7 @@ from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.grids import Grid, KernelGrids
 from smelt.codegen.gpu.host import lowered
-from smelt.codegen.gpu.simt import WORKSPACE, Simt, has_wide_floats
+from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
@@ -141,14 +141,11 @@ def _emit_phase(
     blocks = [as_integer(expression_of(grid.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
     names = [buffer.name for buffer in body.parameters]
-    b = Simt(
-        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=grid.threads, block=_OWN, parameters=names,
-        aligned=aligned, resident=grid.resident, predicates=grid.has_predicates, places=dict(grids.places),
-    )  # fmt: skip
+    how = {"buffers": buffers, "block": _OWN, "parameters": names, "places": dict(grids.places), "aligned": aligned}
+    b = grid.builder(target, symbol, Sizes(buffers), "i64", body, **how)
     workspace = as_integer(grids.workspace)
     if workspace:
         b.workspace_memory = param("own_workspace", WORKSPACE.kind)
-    b.has_wide_floats = has_wide_floats(body)
     grid.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else

@@ -16,7 +16,7 @@ from smelt.codegen.gpu.grid_plan import plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.products.few_rows_body import FewRows
-from smelt.codegen.gpu.simt import Simt, has_wide_floats
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.loops.builder import param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
@@ -44,11 +44,9 @@ def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *,
     sizes, builders, first = Sizes(total), list[Simt](), 0
     for grid, kernel in zip(grids, kernels, strict=True):
         names = [*[""] * first, *(buffer.name for buffer in kernel.parameters)]
-        b = Simt(
-            target, symbol, sizes, kind, buffers=total, threads=grid.threads, predicates=grid.has_predicates,
-            block=param(f"{_OWN}{len(builders)}", kind), parameters=names, aligned=aligned, early=grid.kernel.early,
-        )  # fmt: skip
-        b.has_wide_floats = has_wide_floats(kernel)
+        block = param(f"{_OWN}{len(builders)}", kind)
+        how = {"buffers": total, "block": block, "parameters": names, "aligned": aligned, "early": grid.kernel.early}
+        b = grid.builder(target, symbol, sizes, kind, kernel, **how)
         if builders:
             b.follow(builders[-1])
         grid.write(b)
