@@ -39,11 +39,13 @@ class Grid:
         """Whether stores that only some threads do are no branches, which takes registers."""
         return self.threads <= MANY_THREADS
 
-    def builder(self, target: Target, symbol: str, sizes: Sizes, index_kind: str, of: Kernel, **more: Any) -> Simt:
-        """What the code of a thread is written with, for a grid `of` a kernel; `more` is as `Simt` takes it."""
-        own = {"threads": self.threads, "cluster": self.cluster, "resident": self.resident}
-        b = Simt(target, symbol, sizes, index_kind, predicates=self.has_predicates, **own, **more)
-        floats = [each.dtype for each in of.parameters if each.dtype.is_floating_point]
+    def builder(
+        self, simt: type[Simt], kernel: Kernel, target: Target, symbol: str, sizes: Sizes, index_kind: str, **more: Any
+    ) -> Simt:
+        """What the code of a thread is written with, for a grid of a kernel. `more` is as `simt` takes it."""
+        own: dict[str, Any] = {"threads": self.threads, "cluster": self.cluster, "resident": self.resident}
+        b = simt(target, symbol, sizes, index_kind, predicates=self.has_predicates, **own, **more)
+        floats = [each.dtype for each in kernel.parameters if each.dtype.is_floating_point]
         b.has_wide_floats = any(dtype.itemsize > 2 for dtype in floats)
         return b
 

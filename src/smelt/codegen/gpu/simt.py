@@ -9,7 +9,7 @@
 
 Schedules write straight-line code: whole warps take branches, loops run equally often in all threads, and stores by
 some threads only are under `where`. A thread without a point of its own computes the first point and stores nothing. So
-`host` can rewrite the finished function to that of a warp.
+the finished function can be rewritten to that of a warp (`lowered`, in `tests/simt_host`).
 
 For Vulkan (`Target.form` is "spirv") some primitives are several nodes: shared memory has no addresses, so each array
 is a variable for each kind of number kept in it; atomic operations have 32 bits at least; and lanes exchange values
@@ -407,6 +407,10 @@ class Simt(Builder):
         self.warp_barrier()  # before the next value is there
         return loaded
 
+    def narrow_pair(self, pair: Sequence[Value], kind: str) -> Value:
+        """Two float32 rounded to a `kind` of 16 bits, as a word."""
+        return self.reinterpret(self.convert("fptrunc", self.gathered(list(pair)), kind), "i32")
+
     def mma(self, kind: str, a: Sequence[Value], b: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         """A product of matrices, as `ir.loops.Mma` says who has what of them."""
         results = [self.fresh("f32") for _ in sums]
@@ -507,3 +511,11 @@ class Simt(Builder):
         function.threads, function.resident, function.cluster = self.threads, self.resident, self.cluster
         function.shared, function.features = self.shared_arrays(), self.target.features
         return function
+
+    def lowered(self, function: Function) -> Function:
+        """What the target runs, of the function of a thread."""
+        return function
+
+    def launched(self, blocks: Size) -> tuple[Size, int, int]:
+        """Blocks of a launch, threads of each, and bytes of their shared memory."""
+        return blocks, self.threads, self.shared_size

@@ -16,7 +16,6 @@ from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.grids import Grid, KernelGrids
-from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
@@ -98,7 +97,9 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
     return b.convert("inttoptr", parameter, like.kind)
 
 
-def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode | None:
+def emit_group(
+    simt: type[Simt], symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True
+) -> EntryCode | None:
     """One grid for kernels whose buffers come one kernel's after the other's: pointwise ones along a line that differ
     in their length alone, or equal ones that reduce short rows. None for others."""
     shared = _body(kernels)
@@ -112,7 +113,7 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
         return None
     known = []
     for number, grid in enumerate(grids.phases):
-        code = _emit_phase(f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
+        code = _emit_phase(simt, f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
         if code is None:
             return None
         known.append(code)
@@ -126,6 +127,7 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
 
 
 def _emit_phase(
+    simt: type[Simt],
     symbol: str,
     grids: KernelGrids,
     grid: Grid,
@@ -142,7 +144,7 @@ def _emit_phase(
     buffers = len(body.parameters)
     names = [buffer.name for buffer in body.parameters]
     how = {"buffers": buffers, "block": _OWN, "parameters": names, "places": dict(grids.places), "aligned": aligned}
-    b = grid.builder(target, symbol, Sizes(buffers), "i64", body, **how)
+    b = grid.builder(simt, body, target, symbol, Sizes(buffers), "i64", **how)
     workspace = as_integer(grids.workspace)
     if workspace:
         b.workspace_memory = param("own_workspace", WORKSPACE.kind)
@@ -150,7 +152,7 @@ def _emit_phase(
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     phase = GridPhase(symbol, sum(blocks), grid.threads, b.shared_size, b.has_barrier)
-    function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
+    function = b.lowered(_grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
     return function, tuple(b.helpers.values()), phase
 
 
