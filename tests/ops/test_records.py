@@ -64,7 +64,12 @@ def test_samples_agree_with_eager(record: OpRecord) -> None:
 def test_records_that_ask_for_positions_say_so(record: OpRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     position = inline_exprs._Emitter.position
-    monkeypatch.setattr(inline_exprs._Emitter, "position", lambda e, dim: asked.append(dim) or position(e, dim))
+
+    def noted(emitter: Any, dim: int) -> Any:
+        asked.append(dim)
+        return position(emitter, dim)
+
+    monkeypatch.setattr(inline_exprs._Emitter, "position", noted)
     for dtype in (torch.float32, torch.int64):
         for sample in SAMPLES[record.op](dtype):
             with contextlib.suppress(Exception):  # what PyTorch refuses
