@@ -221,8 +221,8 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 yield op.correction, (x,), {}
             for op in (aten.max, aten.min):
                 yield from ((op.default, (x,), {}), (op.dim, (x, dims[0], True), {}), (op.dim, (x, dims[-1]), {}))
-            for op in (aten.median, aten.nanmedian) if dtype is not torch.bool else ():
-                yield op.dim, (x, dims[0], True), {}
+            for middle in (aten.median.dim, aten.nanmedian.dim) if dtype is not torch.bool else ():
+                yield middle, (x, dims[0], True), {}
             yield aten.mode.default, (x, dims[-1]), {}
             for op in (aten.argmax, aten.argmin):
                 yield from (
