@@ -221,6 +221,9 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 yield op.correction, (x,), {}
             for op in (aten.max, aten.min):
                 yield from ((op.default, (x,), {}), (op.dim, (x, dims[0], True), {}), (op.dim, (x, dims[-1]), {}))
+            for middle in (aten.median.dim, aten.nanmedian.dim) if dtype is not torch.bool else ():
+                yield middle, (x, dims[0], True), {}
+            yield aten.mode.default, (x, dims[-1]), {}
             for op in (aten.argmax, aten.argmin):
                 yield from (
                     (op.default, (x,), {}),
@@ -579,6 +582,13 @@ def test_where_meta_kernels_are_wrong_a_rule_answers() -> None:
         (aten.sub.Tensor, (torch.ones(3) > 0, torch.ones(3))),
         (aten.mean.default, (torch.ones(3, dtype=torch.int64),)),
         (aten.amax.default, (torch.ones(0, 3), [0])),
+        (aten.max.default, (torch.ones(0, 3),)),
+        (aten.min.default, (torch.ones(0, 3),)),
+        (aten.max.dim, (torch.ones(0, 3), 0)),
+        (aten.min.dim, (torch.ones(3, 0), -1)),
+        (aten.median.dim, (torch.ones(0, 3), 0)),
+        (aten.nanmedian.dim, (torch.ones(0, 3), 0)),
+        (aten.mode.default, (torch.ones(3, 0),)),
         (aten.pow.Tensor_Scalar, (torch.ones(3, dtype=torch.int64), -1)),
         (aten.add_.Tensor, (torch.ones(3), torch.ones(2, 3))),
         (aten.add_.Tensor, (torch.ones(3, dtype=torch.int64), 1.5)),

@@ -97,6 +97,19 @@ def test_nothing_changes_where_it_is_in_memory_anyhow() -> None:
         assert targets(look_up_first(copied(before), RewriteBudget())) == targets(before)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, rows: x.tril()[rows],
+        lambda x, rows: x.t().triu(1).index_select(1, rows),
+        lambda x, rows: x.view(40, 20, 10).tril()[rows, ..., None],
+    ],
+)
+def test_what_depends_on_where_an_element_lies_stays_there(function: Any) -> None:
+    x, rows = torch.randn(40, 200), torch.tensor([3, 1, 1])
+    assert torch.equal(smelt.compile(function)(x, rows), function(x, rows))
+
+
 def test_nothing_changes_where_most_is_looked_at() -> None:
     def many(x: torch.Tensor, most: torch.Tensor, index: torch.Tensor) -> Any:
         return aten.gather.default(aten.sub.Tensor(x, most), 1, aten.expand.default(index, [ROWS, COLS]))

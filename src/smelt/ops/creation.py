@@ -81,12 +81,18 @@ def _why_not_arange(node: fx.Node) -> str | None:
     return "counts in bool" if tensor_spec(node).dtype is torch.bool else None
 
 
-declare(aten.arange.default, emit=lambda e, end, **_: _arange(e, 0, 1), why_not=_why_not_arange)
-declare(aten.arange.start, emit=lambda e, start, end, **_: _arange(e, start, 1), why_not=_why_not_arange)
+declare(aten.arange.default, emit=lambda e, end, **_: _arange(e, 0, 1), why_not=_why_not_arange, by_position=True)
+declare(
+    aten.arange.start,
+    emit=lambda e, start, end, **_: _arange(e, start, 1),
+    why_not=_why_not_arange,
+    by_position=True,
+)
 declare(
     aten.arange.start_step,
     emit=lambda e, start, end, step=1, **_: _arange(e, start, step),
     why_not=_why_not_arange,
+    by_position=True,
 )
 
 
@@ -102,12 +108,12 @@ def _triangle(comparison: str) -> Any:
     return emit
 
 
-declare(aten.triu.default, emit=_triangle("ge"), cost=2)
-declare(aten.tril.default, emit=_triangle("le"), cost=2)
+declare(aten.triu.default, emit=_triangle("ge"), cost=2, by_position=True)
+declare(aten.tril.default, emit=_triangle("le"), cost=2, by_position=True)
 
 
 def _eye(e: Emitter, *_: Any, **__: Any) -> Scalar:
     return e.cast(e.op("eq", e.position(0), e.position(1)), e.result)
 
 
-declare(aten.eye.default, aten.eye.m, emit=_eye, cost=2)
+declare(aten.eye.default, aten.eye.m, emit=_eye, cost=2, by_position=True)

@@ -64,5 +64,5 @@ def _words(e: Emitter, seed: Scalar, offset: Scalar, count: int, after: int) -> 
     return e.op("philox", seed, e.cast(sequence, wide), counter, e.cast(word, wide))
 
 
-declare(DROPOUT_MASK, emit=_mask, cost=TRANSCENDENTAL)
-declare(PHILOX_WORDS, emit=_words, cost=TRANSCENDENTAL)
+declare(DROPOUT_MASK, emit=_mask, cost=TRANSCENDENTAL, by_position=True)
+declare(PHILOX_WORDS, emit=_words, cost=TRANSCENDENTAL, by_position=True)

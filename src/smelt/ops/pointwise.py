@@ -40,10 +40,11 @@ def declare(
     cost: int = CHEAP,
     why_not: WhyNot | None = None,
     template: bool = False,
+    by_position: bool = False,
 ) -> None:
     """One record per overload, all with the same rule."""
     for op in ops:
-        register(OpRecord(op, Pointwise(emit, template), cost, why_not))
+        register(OpRecord(op, Pointwise(emit, template, by_position), cost, why_not))
 
 
 def value(e: Emitter, operand: Operand, dtype: torch.dtype) -> Scalar:

@@ -87,10 +87,17 @@ EmitRule = Callable[..., Scalar]
 class Pointwise:
     """Each element of the result from the elements at its (broadcast) index. `emit(emitter, *args, **kwargs)` gets
     the call's own arguments, tensors replaced by scalars. With `template`, the first tensor only lends its shape and
-    dtype, and None stands in its place."""
+    dtype, and None stands in its place. A rule `by_position` asks where an element lies: it means something else of
+    elements that were moved first."""
 
     emit: EmitRule
     template: bool = False
+    by_position: bool = False
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether moved elements give the moved results."""
+        return not self.template and not self.by_position
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ def _is_pointwise(node: fx.Node) -> bool:
         return False
     lowering = record_of(node.target).lowering
     tensors = [spec_of(each) for each in node.all_input_nodes]
-    return isinstance(lowering, Pointwise) and not lowering.template and all(isinstance(t, TensorSpec) for t in tensors)
+    if not isinstance(lowering, Pointwise) or not lowering.is_elementwise:
+        return False
+    return all(isinstance(spec, TensorSpec) for spec in tensors)
 
 
 def may_stay_inside(node: fx.Node, unless: fx.Node | None = None) -> bool:

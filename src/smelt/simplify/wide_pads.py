@@ -76,7 +76,7 @@ def _is_computed(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     lowering = record_of(node.target).lowering
-    if not isinstance(lowering, Pointwise) or lowering.template or why_not_lower(node) is not None:
+    if not isinstance(lowering, Pointwise) or not lowering.is_elementwise or why_not_lower(node) is not None:
         return False
     return all(isinstance(spec_of(each), TensorSpec) for each in (node, *node.all_input_nodes))
 

@@ -74,8 +74,7 @@ class PhaseBody:
         groups of `at_once`."""
         b, count, mask = self.b, product(axis.size for axis in axes), None
         if not is_multiple(count, at_once):
-            mask = b.icmp("slt", number, b.index(count))
-            number = b.select(mask, number, 0)
+            number, mask = b.below(number, count)
         return self._coordinates(number, axes), mask
 
     def _both(self, one: Mask, other: Mask) -> Mask:

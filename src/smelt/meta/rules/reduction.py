@@ -69,14 +69,30 @@ def _reduction(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
     return rule
 
 
-def _whole(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
+def _whole(dtype_rule: DtypeRule) -> Any:
     """`op(x, *, dtype=None)`, over everything."""
-    rule = _reduction(dtype_rule, needs_elements=needs_elements)
+    rule = _reduction(dtype_rule)
 
     def whole(value: Any, *, dtype: torch.dtype | None = None) -> Any:
         return rule(value, dtype=dtype)
 
     return whole
+
+
+def _whole_extreme(name: str) -> Any:
+    """`max`, `min` over everything. The meta kernels let an empty tensor pass here."""
+
+    def rule(value: Any) -> Any:
+        if value.dtype not in KNOWN:
+            return NotImplemented
+        if 0 in value.shape:
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
+        return row_major((), value.dtype)
+
+    return rule
 
 
 def _variance(value: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
@@ -99,12 +115,20 @@ def _position(value: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _reduced(value, dim, keepdim, torch.int64)
 
 
-def _value_and_position(value: Any, dim: int, keepdim: bool = False) -> Any:
-    """`max.dim`, `min.dim`."""
-    if value.dtype not in KNOWN or 0 in value.shape:
-        return NotImplemented
-    shape = reduced_shape(value.shape, dim, keepdim)
-    return NotImplemented if shape is None else (row_major(shape, value.dtype), row_major(shape, torch.int64))
+def _value_and_position(name: str) -> Any:
+    """`max.dim`, `min.dim`, `median.dim`, `nanmedian.dim`, `mode`. The meta kernels let an empty dim pass here."""
+
+    def rule(value: Any, dim: int = -1, keepdim: bool = False) -> Any:
+        if value.dtype not in KNOWN:
+            return NotImplemented
+        shape = reduced_shape(value.shape, dim, keepdim)
+        if shape is None:
+            return NotImplemented
+        if value.shape and value.shape[dim] == 0:
+            raise IndexError(f"{name}(): Expected reduction dim {dim % len(value.shape)} to have non-zero size.")
+        return row_major(shape, value.dtype), row_major(shape, torch.int64)
+
+    return rule
 
 
 def _log_sum_exp(value: Any, dim: Any, keepdim: bool = False) -> Any:
@@ -174,14 +198,18 @@ RULES = by_operator(
     (_whole(_float_dtype), "mean"),
     (_reduction(_float_dtype), "mean.dim"),
     (_reduction(_known_dtype, needs_elements=True), "amax amin"),
-    (_whole(_known_dtype, needs_elements=True), "max min"),
+    (_whole_extreme("max"), "max"),
+    (_whole_extreme("min"), "min"),
     (_whole(_truth_dtype), "any all"),
     (_reduction(_truth_dtype), "any.dim any.dims all.dim all.dims"),
     (_variance, "var.correction std.correction"),
     (_variance_mean, "var_mean.correction std_mean.correction"),
     (_count, "count_nonzero"),
     (_position, "argmax argmin"),
-    (_value_and_position, "max.dim min.dim"),
+    (_value_and_position("max"), "max.dim"),
+    (_value_and_position("min"), "min.dim"),
+    (_value_and_position("median"), "median.dim nanmedian.dim"),
+    (_value_and_position("mode"), "mode"),
     (_log_sum_exp, "logsumexp"),
     (_vector_norm, "linalg_vector_norm"),
     (_norm, "norm.ScalarOpt_dim"),

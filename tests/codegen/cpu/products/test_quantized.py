@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from smelt.codegen.cpu.products import streamed_blocks
+from smelt.codegen.cpu.products.quantized_factors import many_rows
+from smelt.codegen.cpu.products.tile_shape import Most
 from smelt.codegen.cpu.target import describe_host
 from smelt.ir.check_kernel import check_kernel, contraction_of
 from smelt.ir.kernel import Kernel
+from smelt.ir.loops import Function
 from smelt.ir.text import format_kernel
 from tests.codegen.cpu.products.running import OTHERS, guarded
 from tests.codegen.cpu.products.written import compiled_by
@@ -132,6 +135,26 @@ def test_zero_points_and_minima(m: int) -> None:
         for zero, low, offset in (("f32", "", 0), ("u8", "", 1), ("", "f32", 0), ("i8", "f32", 8), ("", "", -3))
     ]
     agrees(kernels)
+
+
+@pytest.mark.parametrize("registers", REGISTERS, ids=str)
+@pytest.mark.parametrize("kind", ["u4", "i4", "u8", "i8"])
+def test_many_rows(kind: str, registers: dict[str, object]) -> None:
+    """Panels of floats: several of a row block, parts of groups, and what is left over of tiles."""
+    orders = [order for order in SUMS if kind in ("u4", "i4") or "hal" not in order]
+    written_by, write = set[str](), many_rows.Panel.write
+
+    def noted(panel: many_rows.Panel) -> Function:
+        written_by.add(panel.name)
+        return write(panel)
+
+    kernels = [written(m, n, kind, order) for order in orders for m, n in ((42, 29), (65, 90))]
+    kernels += [written(70, 61, kind, x="bf16", scale="f16", zero="u8", low="f32", offset=3)]
+    with mock.patch.object(many_rows.Panel, "write", noted):
+        agrees(kernels, **registers)
+        with mock.patch.object(many_rows, "MOST", Most(28, 32)):
+            agrees(kernels, **registers)
+    assert written_by
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

@@ -25,13 +25,19 @@ ACROSS = 4  # numbers of a row that are taken at once
 
 
 def transposed(b: Builder, rows: list[Value]) -> list[Value]:
-    """Of four numbers each, one, two or four rows → four columns."""
+    """Of four numbers each, one, two or four rows → four columns. Of longer rows, each four numbers by themselves."""
     if len(rows) == 1:
         return [b.extract(rows[0], lane) for lane in range(ACROSS)]
+    lanes = rows[0].lanes
+
+    def paired(one: Value, other: Value, order: tuple[int, ...]) -> Value:
+        places = [place % ACROSS + place // ACROSS * lanes for place in order]
+        return b.permute(one, [first + place for first in range(0, lanes, ACROSS) for place in places], other)
+
     if len(rows) == 2:
         return [b.permute(rows[0], [lane, ACROSS + lane], rows[1]) for lane in range(ACROSS)]
-    low, high = ([b.permute(rows[n], order, rows[n + 1]) for n in (0, 2)] for order in ([0, 4, 1, 5], [2, 6, 3, 7]))
-    return [b.permute(half[0], order, half[1]) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
+    low, high = ([paired(rows[n], rows[n + 1], order) for n in (0, 2)] for order in ((0, 4, 1, 5), (2, 6, 3, 7)))
+    return [paired(one, other, order) for one, other in (low, high) for order in ((0, 1, 4, 5), (2, 3, 6, 7))]
 
 
 def store_transposed(rows: list[Value], to: Array, width: int) -> None:

@@ -136,8 +136,7 @@ class RowReductionsBody(RowsBody):
         at_once = grid.rows_at_once * grid.each * grid.parts
         mask: Mask = None
         if beyond or (grid.rows_at_once > 1 and not known_equal(count, at_once)):
-            mask = b.icmp("slt", number, b.index(count))
-            number = b.select(mask, number, 0)
+            number, mask = b.below(number, count)
         return {**self.group, **self._coordinates(number, axes)}, mask
 
     # What is read while the row before is computed.

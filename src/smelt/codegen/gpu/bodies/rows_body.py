@@ -323,8 +323,7 @@ class RowsBody(PhaseBody):
         if grid.padded:
             self.lane_masks = tuple(b.icmp("slt", b.add(col, lane), b.index(count)) for lane in range(grid.width))
         if is_symsize(count) or count % grid.stride:  # of a size that varies, loops may come to tiles behind the last
-            mask = b.icmp("slt", col, b.index(count))
-            col = b.select(mask, col, 0)
+            col, mask = b.below(col, count)
         where = self._coordinates(col, self.kernel.cols)
         for bound in grid.bounds:
             if is_symsize(bound.size) or is_symsize(bound.chunk) or bound.size % bound.chunk:

@@ -75,8 +75,7 @@ class RunReductionBody(PhaseBody):
     def write(self) -> None:
         b, level = self.b, self.grid
         thread = b.add(b.mul(b.block_number(), self.grid.threads), b.thread())
-        mine = b.icmp("slt", thread, b.index(level.chunks * self.inner))
-        thread = b.select(mine, thread, 0)
+        thread, mine = b.below(thread, level.chunks * self.inner)
         chunk, self.point = self._split(thread)
         self.rows = self._coordinates(self.point, self.places.inner)
         first = b.mul(chunk, b.index(level.chunk))

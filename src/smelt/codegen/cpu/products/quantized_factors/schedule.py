@@ -5,11 +5,13 @@
 
 The right factor is read once, in place. The left factor is copied first, in the order in which the loops read it: what
 lower halves are multiplied with, then what upper halves are. With few rows of x, products are added up for a group and
-scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used. Few
-rows of finite numbers are multiplied in fixed point (`fixed_point.py`) where the processor has dot products of bytes.
+scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used. With
+many rows, all weights are converted first, for tiles (`many_rows.py`). Few rows of finite numbers are multiplied in
+fixed point (`fixed_point.py`) where the processor has dot products of bytes.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -26,7 +28,9 @@ from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
     pack_fixed,
 )
 from smelt.codegen.cpu.products.quantized_factors.layout import Layout, first_half, layout_of, left_vectors, oriented
+from smelt.codegen.cpu.products.quantized_factors.many_rows import ManyRows, many_rows_of, multiply_many
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, block_lanes, write_blocks
+from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
@@ -111,18 +115,31 @@ def _cycles(problem: Problem, target: Target) -> float:
     layout = layout_of(problem)
     assert not isinstance(layout, str)
     tile = _tile_of(problem, layout, target)
+    many = _many_rows(problem, layout, tile, target)
+    return problem.batches * (_tiles_cycles(problem, layout, tile) if many is None else many.cycles(problem))
+
+
+def _many_rows(problem: Problem, layout: Layout, tile: _Tile, target: Target) -> ManyRows | None:
+    """The form with panels of floats, if that is faster than tiles."""
+    many = many_rows_of(problem, layout, target)
+    return many if many is not None and many.cycles(problem) < _tiles_cycles(problem, layout, tile) else None
+
+
+def _tiles_cycles(problem: Problem, layout: Layout, tile: _Tile) -> float:
     vectors = problem.depth / tile.lanes
     tiles = -(-problem.rows // tile.rows)
     step = 1.5 * len(layout.parts) ** 0.5 + (0 if tile.late else 0.5) + tile.rows * 0.55
     computing = problem.cols * tiles * (vectors * step + layout.groups * (1 + tile.late))
     reading = problem.cols * layout.groups * layout.units / _BYTES_A_CYCLE
     packing = problem.rows * problem.depth * (0.5 if layout.unit_left == 1 else 1)
-    return float(problem.batches * (max(computing, reading) + packing))
+    return float(max(computing, reading) + packing)
 
 
-def _blocks_of(problem: Problem, layout: Layout, target: Target, tile: _Tile, steep: int) -> StreamedBlocks:
-    """Blocks of rows of the right factor. The problem that they have reads bytes, from the first of a row on. `steep`:
-    elements of the copy of a tile of the left factor; behind all copies is a flag."""
+def _blocks_of(
+    problem: Problem, target: Target, tile: _Tile | TileShape, steep: int, rows: int, cols: int, more: int
+) -> StreamedBlocks:
+    """Blocks of at most `rows` and `cols`. The problem that they have reads bytes, from the first of a row on. `steep`:
+    elements of the copy of a tile of the left factor; behind all copies are `more`."""
     right = problem.contract.right
     packed = 2 if right.quantized is not None and right.quantized.is_packed else 1
     inside = {axis.name for axis in problem.k}
@@ -131,15 +148,14 @@ def _blocks_of(problem: Problem, layout: Layout, target: Target, tile: _Tile, st
     contract = replace(problem.contract, right=replace(right, index=Index(terms, first)))
     n = tuple(replace(axis, right=axis.right // packed) for axis in problem.n)
     problem = replace(problem.with_contract(contract), n=n)
-    col_step = -(-min(_COLS, hint(problem.cols)) // tile.cols) * tile.cols
+    col_step = -(-min(cols, hint(problem.cols)) // tile.cols) * tile.cols
     lanes = block_lanes(problem, target, col_step)
     while col_step % lanes:
         col_step += tile.cols
-    fitting = max(tile.rows, min(_ROWS, _LEFT_ELEMENTS // steep * tile.rows) // tile.rows * tile.rows)
-    row_step = min(fitting, hint(problem.rows))
+    row_step = min(max(tile.rows, rows // tile.rows * tile.rows), hint(problem.rows))
     block_rows = -(-row_step // tile.rows) * tile.rows
     pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _REGISTER_BITS // 32
-    left_size = block_rows // tile.rows * steep + 1
+    left_size = block_rows // tile.rows * steep + more
     return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, left_size)
 
 
@@ -154,10 +170,16 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
     assert not isinstance(layout, str)
     example = at_example(problem)
     tile = _tile_of(example, layout, code.target)
+    many = _many_rows(example, layout, tile, code.target)
+    if many is not None:
+        sizes = many.tile.rows * int(problem.depth), many.rows(hint(problem.rows)), many.cols, many.panel_elements
+        blocks = _blocks_of(problem, code.target, many.tile, *sizes)
+        return write_blocks(code, blocks, partial(multiply_many, layout=layout, form=many))
     fixed = fixed_point_of(example, layout, code.target)
     plain = replace(tile, late=False, exact=True) if tile.late else None
     steep = max(_steep(layout, tile), fixed.elements if fixed else 0)
-    blocks = _blocks_of(problem, layout, code.target, tile, steep)
+    rows = min(_ROWS, _LEFT_ELEMENTS // steep * tile.rows)
+    blocks = _blocks_of(problem, code.target, tile, steep, rows, _COLS, 1)
     end = int(blocks.left_size) - 1
 
     def compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock) -> None:

@@ -1,0 +1,206 @@
+"""Many rows times quantized weights: integers become floats in panels, which register tiles multiply with all rows.
+
+    182 rows of x, 64 of w: for 256 steps of the sum: for 32 rows of w: a panel of 256 × 32 floats, 13 tiles of 14 × 32
+
+A panel is written once for all rows of a block. The bytes of a run of w are transposed in registers, four at a time,
+before they are converted. x is packed for tiles in the order of memory; panels have its order.
+"""
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import params
+from smelt.codegen.cpu.products.micro_kernel import micro_kernel
+from smelt.codegen.cpu.products.panel_copies import pack_matrix, transposed
+from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.quantized_factors.layout import Layout
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
+from smelt.codegen.cpu.products.tile_shape import MOST, TileShape, divided, rounded
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import Builder
+from smelt.device import Target
+from smelt.ir.kernel import Quantized
+from smelt.ir.loops import Function, Value
+from smelt.ir.tensorspec import short_name
+from smelt.symbolic.symsize import is_symsize
+
+_RUN = 16  # bytes of a row of the right factor that are read together
+_LANES = 4  # 4-byte integers in a run
+_PANELS = 2  # of the right factor in a block
+_CYCLES_TO_MULTIPLY, _CYCLES_TO_CONVERT = 0.6, 3  # a vector of weights: with a row of x, and for a panel
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """How a block is multiplied. A group is divided into `pieces` of `units` bytes, and a panel has whole pieces.
+    `unit` and `parts`: steps of the sum from one byte to the next, and from a byte to its integers."""
+
+    tile: TileShape
+    pieces: int
+    units: int
+    unit: int
+    parts: tuple[int, ...]
+    along: int  # elements of the left factor from one step to the next
+
+    @property
+    def steps(self) -> int:
+        """Of a piece."""
+        return self.units * len(self.parts)
+
+    @property
+    def together(self) -> int:
+        """Pieces of a panel."""
+        return max(1, MOST.depth // self.steps)
+
+    @property
+    def panel_elements(self) -> int:
+        return self.together * self.steps * self.tile.cols
+
+    @property
+    def cols(self) -> int:
+        """Of a block."""
+        return _PANELS * self.tile.cols
+
+    def rows(self, count: int) -> int:
+        """Of a block, if there are so many."""
+        return int(divided(count, MOST.rows, self.tile.rows))
+
+    def cycles(self, problem: Problem) -> float:
+        rows, cols = rounded(problem.rows, self.tile.rows), rounded(problem.cols, self.tile.cols)
+        vectors = problem.depth * cols / self.tile.lanes
+        blocks = -(-rows // self.rows(rows))
+        return float(
+            vectors * (_CYCLES_TO_MULTIPLY * rows + _CYCLES_TO_CONVERT * blocks) + rows * (problem.depth + cols)
+        )
+
+
+def many_rows_of(problem: Problem, layout: Layout, target: Target) -> ManyRows | None:
+    """The form, if pieces of groups are contiguous in the left factor and whole runs in the right one."""
+    steps = (layout.group_left, layout.unit_left, *layout.parts)
+    if any(is_symsize(each) for each in steps) or layout.units % _RUN or problem.dtype is not torch.float32:
+        return None
+    tile, count = TileShape.of(problem.dtype, target), len(layout.parts)
+    along = min(abs(int(each)) for each in steps if each) if any(steps) else 0
+    if tile.lanes % _LANES or not along or any(each % along for each in steps):
+        return None
+    group, unit, *parts = (int(each) // along for each in steps)
+    units = layout.units
+    if unit == count:
+        units = max(each for each in range(_RUN, MOST.depth // count + 1, _RUN) if units % each == 0)
+    places = sorted(place * unit + part for place in range(units) for part in parts)
+    is_contiguous = places == list(range(units * count)) and (layout.groups == 1 or group == layout.units * count)
+    if not is_contiguous or units * count > MOST.depth:
+        return None
+    return ManyRows(tile, layout.units // units, units, unit, tuple(parts), along)
+
+
+def multiply_many(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, layout: Layout, form: ManyRows) -> None:
+    """All tiles of a block."""
+    problem, tile, quantized = blocks.problem, form.tile, blocks.problem.contract.right.quantized
+    assert quantized is not None
+    depth, longest = int(problem.depth), form.together * form.steps
+    apart, col = problem.m[0].left if problem.m else 0, problem.n[0]
+    kernel = micro_kernel(tile, problem.dtype, b.target)
+    convert = Panel(b.target, form, layout, quantized, [each.dtype for each in block.elements]).write()
+    panel = block.packed.at(blocks.block_rows * depth)
+    elements = zip(block.elements, quantized.elements, layout.scales, strict=True)
+    across = [(array, each.index.stride(col.name), step) for array, each, step in elements]
+    args = [value for array, each, step in across for value in (array.pointer, each, step)]
+    with b.loop(0, depth, longest) as first:
+        steps = b.smin(b.sub(depth, first), longest)
+        left, pieces = block.packed.at(b.mul(first, blocks.block_rows)), b.udiv(steps, form.steps)
+        with b.when(block.fresh):
+            source = block.left.at(b.mul(first, form.along))
+            pack_matrix(source, (apart, form.along), (block.rows, steps), left, tile.rows)
+        with b.loop(0, block.cols, tile.cols) as column:
+            right = (block.right.pointer, col.right, column, block.cols)
+            b.call_helper(convert, panel.pointer, *right, b.udiv(first, form.steps), pieces, *args)
+            with b.loop(0, block.rows, tile.rows) as row:
+                out = block.sums.at(b.add(b.mul(row, blocks.pitch), column))
+                factors = left.at(b.mul(row, steps)).pointer, panel.pointer
+                b.call_helper(kernel, *factors, steps, out.pointer, blocks.pitch, b.icmp("sgt", first, 0))
+
+
+_TAKEN = params("ptr panel, ptr right, i64 apart, i64 column, i64 cols, i64 first, i64 pieces")
+_PANEL, _RIGHT, _APART, _COLUMN, _WIDTH, _FIRST, _PIECES = _TAKEN
+_ELEMENTS = [params(f"ptr element{n}, i64 across{n}, i64 along{n}") for n in range(3)]  # scale, zero, low
+
+
+class Panel:
+    """The function that writes a panel: some pieces of the rows of the right factor from `column` on."""
+
+    def __init__(
+        self, target: Target, form: ManyRows, layout: Layout, quantized: Quantized, dtypes: list[torch.dtype]
+    ) -> None:
+        self.form, self.layout, self.quantized, self.dtypes = form, layout, quantized, dtypes
+        self.b = Builder(target)
+
+    @property
+    def name(self) -> str:
+        form, quantized = self.form, self.quantized
+        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
+        present = [name for name, each in elements if each is not None]
+        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
+        shape = f"{form.tile.cols}.{form.pieces}x{form.units}.{form.unit}.{'_'.join(map(str, form.parts))}"
+        kind = f"{quantized.kind}.less{quantized.offset}"
+        return f"smelt.quantized_panel.{kind}.{reads}.{shape}.{self.layout.group_right}"
+
+    def write(self) -> Function:
+        b, form, taken = self.b, self.form, _ELEMENTS[: len(self.dtypes)]
+        panel, right = Array(b, _PANEL, torch.float32), Array(b, _RIGHT, torch.uint8)
+        lanes = form.tile.lanes
+        with b.loop(0, form.tile.cols, lanes) as across:
+            first = b.add(_COLUMN, across)
+            cols = [b.smin(b.add(first, lane), b.sub(_WIDTH, 1)) for lane in range(lanes)]
+            lines = [right.at(b.mul(col, _APART)) for col in cols]
+            elements = [
+                [Array(b, each[0], dtype).at(b.mul(col, each[1])) for col in cols]
+                for each, dtype in zip(taken, self.dtypes, strict=True)
+            ]
+            with b.loop(0, _PIECES) as number:
+                piece = b.add(_FIRST, number)
+                group = b.udiv(piece, form.pieces)
+                inside = b.mul(b.urem(piece, form.pieces), form.units)
+                start = b.add(b.mul(group, self.layout.group_right), inside)
+                numbers = [
+                    b.gathered([one.load_as(torch.float32, b.mul(group, each[2])) for one in some])
+                    for some, each in zip(elements, taken, strict=True)
+                ]
+                to = panel.at(b.add(b.mul(number, form.steps * form.tile.cols), across))
+                with b.loop(0, form.units, _RUN) as unit:
+                    place = to.at(b.mul(unit, form.unit * form.tile.cols))
+                    self._run([line.at(b.add(start, unit)) for line in lines], numbers, place)
+        return b.function(self.name, (*_TAKEN, *(each for some in taken for each in some)), "shared")
+
+    def _run(self, lines: list[Array], numbers: list[Value], to: Array) -> None:
+        """Convert a run of each row."""
+        b, form, quantized, lanes = self.b, self.form, self.quantized, self.form.tile.lanes
+        bits, is_signed = (4 if quantized.is_packed else 8), quantized.kind.startswith("i")
+        scale, *others = numbers
+        move = others.pop(0) if quantized.zero is not None else None
+        low = others.pop(0) if quantized.low is not None else None
+        if quantized.offset:
+            move = b.fadd(move, float(quantized.offset)) if move else b.const("f32", float(quantized.offset), lanes)
+        runs = [b.load(line.pointer, "i32", _LANES, align=1) for line in lines]
+        rows = [self._joined(runs[first::_LANES]) for first in range(_LANES)]
+        for word, column in enumerate(transposed(b, rows)):
+            for byte in range(4):
+                for half, part in enumerate(form.parts):
+                    shift = 8 * byte + 4 * half
+                    if is_signed:
+                        whole = b.ashr(b.shl(column, 32 - bits - shift), 32 - bits)
+                    else:
+                        whole = b.and_(b.lshr(column, shift), (1 << bits) - 1)
+                    weight = b.convert("sitofp", whole, "f32")
+                    weight = b.fsub(weight, move) if move is not None else weight
+                    weight = b.fmul(weight, scale) if low is None else b.fma(weight, scale, low)
+                    to.store(weight, ((4 * word + byte) * form.unit + part) * form.tile.cols)
+
+    def _joined(self, runs: list[Value]) -> Value:
+        """Runs side by side in a vector."""
+        while len(runs) > 1:
+            runs = [
+                self.b.permute(runs[place], range(2 * runs[place].lanes), runs[place + 1])
+                for place in range(0, len(runs), 2)
+            ]
+        return runs[0]
