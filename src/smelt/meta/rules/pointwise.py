@@ -250,14 +250,6 @@ def _masked_fill(value: Any, mask: Any, fill: Any) -> Any:
     return row_major(shape, value.dtype)
 
 
-def _masked_scatter(value: Any, mask: Any, source: Any) -> Any:
-    """A contiguous copy of the broadcast shape."""
-    shape = broadcast((value.shape, mask.shape))
-    if shape is None or mask.dtype is not torch.bool or value.dtype is not source.dtype:
-        return NotImplemented
-    return row_major(shape, value.dtype)
-
-
 _NUMBERS = KNOWN - {torch.bool}
 _INTEGERS = KNOWN - FLOATS
 
@@ -334,7 +326,6 @@ def _table() -> dict[str, Rule]:
     enter(("threshold_backward", "leaky_relu_backward"), ("default",), _matched_reversed)
     enter(("elu_backward",), ("default",), _elu_backward)
     enter(("masked_fill",), ("Scalar", "Tensor"), _masked_fill)
-    enter(("masked_scatter",), ("default",), _masked_scatter)
     return rules
 
 
