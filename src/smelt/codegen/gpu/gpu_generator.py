@@ -26,7 +26,7 @@ from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
-from smelt.ir.products.library_call import LibraryCall
+from smelt.ir.products.library_product import LibraryCall
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size

@@ -176,7 +176,7 @@ class RowsBody(PhaseBody):
         few tiles, into float64 if there are many, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.grid.tiles, self._tiles_at_once(stage)
         dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
-        sums = {fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point}
+        sums = [fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point]
         is_wide = is_symsize(tiles) or tiles > _NARROW_TILES
         zero = b.const("f64", 0.0)
         totals = {
