@@ -64,9 +64,6 @@ class KeyParts(Grid):
         """Keys of a block, one a lane."""
         return self.threads // self.lanes
 
-    def write(self, b: Simt) -> None:
-        PartsBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class PartSums(Grid):
@@ -81,9 +78,6 @@ class PartSums(Grid):
         of = self.of
         width = int(weighed_of(self.kernel).axes[0].size)
         return -(-of.outer_count * of.query_count * width // self.threads)
-
-    def write(self, b: Simt) -> None:
-        SumsBody(b, self).write()
 
 
 def weighed_of(kernel: Kernel) -> WeightedSum:
@@ -118,7 +112,7 @@ class _Body(PhaseBody):
             self._stored(weighed.buffer, weighed.index, where, [to_memory(b, cast(b, share, F32, dtype), dtype)])
 
 
-class PartsBody(_Body):
+class PartsBody(_Body, of=KeyParts):
     """A grid of parts being written."""
 
     grid: KeyParts
@@ -289,7 +283,7 @@ class PartsBody(_Body):
             b.store_global(total, place, [whole[1]])
 
 
-class SumsBody(_Body):
+class SumsBody(_Body, of=PartSums):
     """A grid of results being written."""
 
     grid: PartSums

@@ -115,9 +115,6 @@ class FewRows(Grid):
         bytes_read = self.col_count * self.term_count * self.kernel.buffer(self.right.buffer).dtype.itemsize
         return _CYCLES + bytes_read / _CYCLE_BYTES
 
-    def write(self, b: Simt) -> None:
-        self.body(b, self).write()
-
 
 class FewRowsBody(PhaseBody):
     """A grid being written. The ways to multiply differ in `places` and `multiplied`."""

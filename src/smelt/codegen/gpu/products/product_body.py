@@ -79,9 +79,6 @@ class ProductTile(Grid):
     def blocks(self) -> Size:
         return product(axis.size for axis in (*self.batch, *self.tiles))
 
-    def write(self, b: Simt) -> None:
-        ProductBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -104,7 +101,7 @@ class _Side:
     reads: tuple[_Read, ...]
 
 
-class ProductBody(PhaseBody):
+class ProductBody(PhaseBody, of=ProductTile):
     """A grid of tiles being written."""
 
     grid: ProductTile

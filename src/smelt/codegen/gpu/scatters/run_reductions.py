@@ -63,11 +63,8 @@ class RunLevel(Grid):
     def blocks(self) -> Size:
         return -(-self.thread_count // self.threads)
 
-    def write(self, b: Simt) -> None:
-        RunReductionBody(b, self).write()
 
-
-class RunReductionBody(PhaseBody):
+class RunReductionBody(PhaseBody, of=RunLevel):
     """One level, being written."""
 
     grid: RunLevel
