@@ -62,7 +62,7 @@ class PhaseBody:
         if of is not None:
             of.body = cls
 
-    def __init__(self, b: Simt, grid: Any, axis: Axis | None, width: int = 1) -> None:
+    def __init__(self, b: Simt, grid: Any, axis: Axis | None = None, width: int = 1) -> None:
         self.b = b
         self.grid, self.axis, self.width = grid, axis, width
         self.kernel = grid.kernel

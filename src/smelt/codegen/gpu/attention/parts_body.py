@@ -118,7 +118,7 @@ class PartsBody(_Body, of=KeyParts):
     grid: KeyParts
 
     def __init__(self, b: Simt, grid: KeyParts) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         body = self.kernel.stages[0].body
         (self.contract,) = (i for i in body if isinstance(i, Contract))
         (self.softmax,) = (i for i in body if isinstance(i, Softmax))
@@ -287,9 +287,6 @@ class SumsBody(_Body, of=PartSums):
     """A grid of results being written."""
 
     grid: PartSums
-
-    def __init__(self, b: Simt, grid: PartSums) -> None:
-        super().__init__(b, grid, None)
 
     def write(self) -> None:
         b, of = self.b, self.grid.of

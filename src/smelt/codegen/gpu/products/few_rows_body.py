@@ -123,7 +123,7 @@ class FewRowsBody(PhaseBody):
     term: Value  # the first of a thread
 
     def __init__(self, b: Simt, grid: FewRows) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         (self.stage,) = self.kernel.stages
         (self.contract,) = (i for i in self.stage.body if isinstance(i, Contract))
         self.zero = constant(b, 0.0, self.contract.dtype)

@@ -10,7 +10,7 @@
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
-from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role
 from smelt.ir.loops import Value
@@ -105,9 +105,6 @@ class ProductBody(PhaseBody, of=ProductTile):
     """A grid of tiles being written."""
 
     grid: ProductTile
-
-    def __init__(self, b: Simt, grid: ProductTile) -> None:
-        super().__init__(b, grid, None)
 
     def write(self) -> None:
         b, tile = self.b, self.grid

@@ -70,7 +70,7 @@ class RunReductionBody(PhaseBody, of=RunLevel):
     grid: RunLevel
 
     def __init__(self, b: Simt, grid: RunLevel) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         self.places = grid.places
         self.dtype = self.dtypes[self.places.scatter.value]
         op = self.places.scatter.op
