@@ -23,6 +23,7 @@ for _name in ("SMELT_CACHE_DIR", "SMELT_LOGS", "COLUMNS", "FORCE_COLOR", "NO_COL
 
 from smelt.base.options import config as smelt_config  # noqa: E402
 from smelt.dispatch import device  # noqa: E402
+from tests.simt_host import offer  # noqa: E402, F401  # the target "simt-host"
 
 smelt_config.leave_slow_code = False  # what runs compiled does not depend on how fast the machine is
 device.reserve()  # before any test runs a backward: autograd's engine starts its threads with the first

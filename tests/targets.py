@@ -143,6 +143,7 @@ def on_target(name: str) -> Iterator[None]:
 
 def _make_default(name: str) -> None:
     from smelt.device import find, register
+    from tests.simt_host import offer  # noqa: F401  # which may be the target
 
     target = find(name)
     register(name, lambda: target, devices=(HOST,))

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 import smelt
 from smelt.base.events import collect
 from smelt.base.options import Options
-from smelt.codegen.targets import SIMT_HOST
 from smelt.ir.kernel import Contract, Kernel, WeightedSum
 from smelt.ir.program import Launch, Library, Program
 from tests.absent_device.ahead import compile_ahead, spec_like
+from tests.simt_host.offer import SIMT_HOST
 
 BF16 = torch.bfloat16
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import smelt
 from smelt.base.options import Options
-from smelt.codegen.targets import SIMT_HOST
 from smelt.device.fusion_limits import Limits
 from smelt.fuse import target_choice
 from smelt.ir.kernel import Contract, Kernel, KernelGroup
 from smelt.ir.program import Launch, Program
 from tests.absent_device.ahead import compile_ahead, spec_like
+from tests.simt_host.offer import SIMT_HOST
 
 BF16 = torch.bfloat16
 

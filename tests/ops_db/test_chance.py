@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.codegen.targets import SIMT_HOST
 from tests.ops_db.accuracy import Change, Mode, eager_errors
 from tests.ops_db.chance import Chance, rounded
 from tests.ops_db.comparing import changed, compare
+from tests.simt_host.offer import SIMT_HOST
 from tests.targets import on_target, seeded
 
 Tensor = torch.Tensor

@@ -1,5 +1,7 @@
 """Products with rows of any length, padded to multiples of eight: the same numbers, and only where it pays."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,3 +105,13 @@ def test_one_copy_serves_two_products() -> None:
         _widths(10_007, HALF)
     padded = [event.text for event in seen if event.channel == "fusion" and "constant_pad_nd}" in event.text]
     assert len([text for text in padded if "computes" in text]) <= 2
+
+
+@pytest.mark.parametrize("dynamic", [None, {"input": {0: "rows"}}], ids=["static", "dynamic"])
+def test_a_vocabulary_in_an_artifact_for_gpus(dynamic: dict[str, Any] | None) -> None:
+    """Its tensors were on the host when it was traced."""
+    model = nn.Linear(256, 10_007, bias=False).to(HALF)
+    artifact = smelt.export(model, (torch.randn(512, 256, dtype=HALF),), dynamic=dynamic, targets=("sm_90",))
+    programs = [variant.program for variant in artifact.machine.states[0].variants if variant.program is not None]
+    widths = [{buffer.spec.shape[1] for buffer in program.buffers} for program in programs]
+    assert {256, 10_008, 10_007} in widths  # one row alone is too little work

@@ -33,7 +33,7 @@ from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import HOST, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Module
-from smelt.ir.products.library_call import LibraryCall
+from smelt.ir.products.library_product import LibraryCall
 from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
 from smelt.ir.table.records import Grid, Operand, Product
 from smelt.ir.text import format_kernel

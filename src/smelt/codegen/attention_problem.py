@@ -149,7 +149,7 @@ def why_no_problem(kernel: Kernel) -> str | None:
     body = kernel.stages[0].body
     if any(isinstance(i, Store) or not isinstance(i, _BODY | Contract | Softmax | WeightedSum) for i in body):
         return "something is stored beside what is weighed"
-    if any(factor.quantized is not None for i in body for factor in _factors_of(i)):
+    if any(f.quantized is not None for i in body if isinstance(i, Contract | WeightedSum) for f in i.factors):
         return "a factor is quantized"
     normal = _normal(kernel)
     query, key = normal.rows[-1], normal.cols[0]
@@ -168,12 +168,6 @@ def why_no_problem(kernel: Kernel) -> str | None:
     if len({i.dtype for i in body if isinstance(i, Contract | WeightedSum)}) != 1:
         return "it sums in several dtypes"
     return None
-
-
-def _factors_of(instruction: Instruction) -> tuple[Factor, ...]:
-    if isinstance(instruction, Contract):
-        return instruction.factors
-    return (instruction.factor,) if isinstance(instruction, WeightedSum) else ()
 
 
 def problem_of(kernel: Kernel) -> AttentionProblem:
@@ -216,9 +210,8 @@ def _normal(kernel: Kernel) -> Kernel:
 
 def _of_keys(kernel: Kernel, key: str) -> list[Factor]:
     """The factors that depend on keys."""
-    factors = [side for i in kernel.instructions() if isinstance(i, Contract) for side in i.factors]
-    factors += [i.factor for i in kernel.instructions() if isinstance(i, WeightedSum)]
-    return [factor for factor in factors if key in factor.index.axes]
+    products = [i for i in kernel.instructions() if isinstance(i, Contract | WeightedSum)]
+    return [factor for i in products for factor in i.factors if key in factor.index.axes]
 
 
 def _is_of_rows(contract: Contract, key: Axis) -> bool:

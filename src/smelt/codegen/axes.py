@@ -33,6 +33,7 @@ from smelt.ir.kernel import (
     Stage,
     Store,
     WeightedSum,
+    indices_of,
 )
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, known_at_least, known_equal
@@ -179,11 +180,7 @@ def dense_index(axes: Sequence[Axis]) -> Index:
 
 
 def indices(kernel: Kernel) -> list[Index]:
-    accessed = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
-    factors = [each for i in kernel.instructions() if isinstance(i, Contract) for each in i.factors]
-    sums = [i for i in kernel.instructions() if isinstance(i, WeightedSum)]
-    accessed += [index for i in sums for index in (i.index, *i.factor.indices)]
-    return accessed + [index for each in factors for index in each.indices]
+    return [index for instruction in kernel.instructions() for index in indices_of(instruction)]
 
 
 def walked_as_one(outer: Axis, inner: Axis, walked_by: Iterable[Index]) -> bool:

@@ -15,8 +15,6 @@ from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
 from smelt.ir.substitute_sizes import over_own_symbols
 
-SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
-
 
 def _when_asked(module: str, name: str, *args: Any) -> Callable[[], Any]:
     """What calls a function or class of this package with these arguments, and loads its module only then."""
@@ -76,12 +74,8 @@ for _processor in PROCESSORS:
 
 GROUP_BUFFERS = 500  # pointers of eight bytes, of 4096 bytes that parameters of a grid may have on all chips
 
-# GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.
 
-SIMT_HOST = "simt-host"
-
-
-def _grid_launcher(
+def grid_launcher(
     make: Callable[..., _native.GridLauncher], code: KernelCode, unaligned: Unaligned | None, **options: Any
 ) -> _native.GridLauncher:
     """The grids of a kernel, all of whose sizes are numbers by now. `make`: what makes a launcher of other code."""
@@ -96,10 +90,6 @@ def _grid_launcher(
         unaligned=(lambda: make(unaligned(), None)) if unaligned else None,
         **options,
     )
-
-
-def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
-    return _grid_launcher(_simt_host_launcher, code, unaligned, warp=SIMT_HOST_WARP)
 
 
 def grid_contraction_cycles(kernel: Kernel, name: str) -> float | str:
@@ -134,18 +124,6 @@ def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
     return grid_contraction_cycles(kernel, name)
 
 
-register(
-    SIMT_HOST,
-    _when_asked("gpu.host", "describe_host_warps", SIMT_HOST, SIMT_HOST_WARP),
-    generator=_when_asked("gpu.gpu_generator", "HostGenerator"),
-    launcher=_simt_host_launcher,
-    limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
-    devices=("cpu",),
-    contraction_cycles=functools.partial(grid_contraction_cycles, name=SIMT_HOST),
-    on_request=True,
-)
-
-
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
 CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, library_products=True, group_buffers=GROUP_BUFFERS)
@@ -156,7 +134,7 @@ ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100,
 def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
     from smelt.runtime.cuda.launcher import LaunchSupport
 
-    return _grid_launcher(_cuda_launcher, code, unaligned, support=LaunchSupport(code.loaded, code.phases))
+    return grid_launcher(_cuda_launcher, code, unaligned, support=LaunchSupport(code.loaded, code.phases))
 
 
 def _architecture_number(name: str) -> int:

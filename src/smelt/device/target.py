@@ -38,7 +38,6 @@ class Target:
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
     fma_by_lane: bool = False  # a multiply-add takes one lane of a register for all lanes of a factor
     warp_size: int = 1  # threads of a GPU that run in step
-    warps_are_vectors: bool = False  # a processor runs GPU schedules: a warp is a vector, with a lane for each thread
     access_lanes: int = 4  # elements that a thread of a GPU loads or stores at once, at most
     has_lane_ids: bool = True  # threads of a GPU know their warp and lane; else both follow from their number
     has_bfloat: bool = False  # one instruction rounds a float32 to bfloat16

@@ -38,6 +38,7 @@ from smelt.ir.kernel import (
     Stage,
     Store,
     WeightedSum,
+    indices_of,
     members,
 )
 from smelt.ir.program import Program
@@ -133,11 +134,8 @@ def is_attention(kernel: Kernel) -> bool:
 
 def _factors(kernel: Kernel) -> Iterator[tuple[Contract | WeightedSum, Factor]]:
     for instruction in kernel.instructions():
-        if isinstance(instruction, Contract):
-            yield instruction, instruction.left
-            yield instruction, instruction.right
-        elif isinstance(instruction, WeightedSum):
-            yield instruction, instruction.factor
+        if isinstance(instruction, Contract | WeightedSum):
+            yield from ((instruction, factor) for factor in instruction.factors)
 
 
 def _repeated(names: Iterable[str]) -> Iterator[str]:
@@ -288,15 +286,9 @@ def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
     """Indices name axes that run where they stand, in axis order, with strides other than zero."""
     for stage, instruction in _staged(kernel):
         axes = kernel.rows + kernel.cols if stage.loop else kernel.rows
-        if isinstance(instruction, Access | Position):
-            yield from _index_faults(instruction, instruction.index, axes)
-        elif isinstance(instruction, Contract):
-            for factor in instruction.factors:
-                for index in factor.indices:
-                    yield from _index_faults(instruction, index, axes + instruction.axes)
-        elif isinstance(instruction, WeightedSum):
-            for index in (instruction.index, *instruction.factor.indices):
-                yield from _index_faults(instruction, index, axes + instruction.axes)
+        own = instruction.axes if isinstance(instruction, Contract | WeightedSum) else ()
+        for index in indices_of(instruction):
+            yield from _index_faults(instruction, index, axes + own)
 
 
 def _index_faults(place: Instruction, index: Index, axes: tuple[Axis, ...]) -> Iterator[Fault]:

@@ -364,6 +364,10 @@ class WeightedSum:
     factor: Factor
     dtype: torch.dtype
 
+    @property
+    def factors(self) -> tuple[Factor]:
+        return (self.factor,)
+
 
 Instruction = (
     Const
@@ -390,6 +394,13 @@ class Stage:
 
     loop: bool
     body: tuple[Instruction, ...]
+
+
+def indices_of(instruction: Instruction) -> tuple[Index, ...]:
+    """All indices of an instruction, those of its factors last."""
+    own = (instruction.index,) if isinstance(instruction, Access | Position | WeightedSum) else ()
+    factors = instruction.factors if isinstance(instruction, Contract | WeightedSum) else ()
+    return (*own, *(index for factor in factors for index in factor.indices))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
 from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.products.library_call import LibraryCall
+from smelt.ir.products.library_product import LibraryCall
 from smelt.symbolic.shapes import Size
 
 

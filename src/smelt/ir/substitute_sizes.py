@@ -14,20 +14,17 @@ from torch import fx
 
 from smelt.ir.graph import Traced, copied_graph
 from smelt.ir.kernel import (
-    Access,
     Accumulate,
     Axis,
     Const,
     Contract,
-    Factor,
     Gather,
-    Index,
     Kernel,
     Load,
-    Position,
     Scatter,
     Store,
     WeightedSum,
+    indices_of,
 )
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.symbolic.expressions import ShapeEnv
@@ -95,34 +92,14 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
     for instruction in kernel.instructions():
         if isinstance(instruction, Const):
             yield instruction.value
-        elif isinstance(instruction, Access | Position):
-            yield from _sizes_in_index(instruction.index)
-            for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
-                yield stride
-                yield extent
-        elif isinstance(instruction, Contract):
-            for axis in instruction.axes:
-                yield axis.size
-            for factor in instruction.factors:
-                yield from _sizes_in_factor(factor)
-        elif isinstance(instruction, WeightedSum):
-            for axis in instruction.axes:
-                yield axis.size
-            yield from _sizes_in_index(instruction.index)
-            yield from _sizes_in_factor(instruction.factor)
-
-
-def _sizes_in_factor(factor: Factor) -> Iterator[Any]:
-    for index in factor.indices:
-        yield from _sizes_in_index(index)
-    for _, extent in factor.bounds:
-        yield extent
-
-
-def _sizes_in_index(index: Index) -> Iterator[Any]:
-    yield index.offset
-    for _, stride in index.terms:
-        yield stride
+        for index in indices_of(instruction):
+            yield index.offset
+            yield from (stride for _, stride in index.terms)
+        for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
+            yield from (stride, extent)
+        if isinstance(instruction, Contract | WeightedSum):
+            yield from (axis.size for axis in instruction.axes)
+            yield from (extent for factor in instruction.factors for _, extent in factor.bounds)
 
 
 def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:

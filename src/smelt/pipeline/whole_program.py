@@ -33,6 +33,7 @@ from smelt.pipeline.grid_devices import has_grids, on_grid, on_host_alone
 from smelt.pipeline.own_generator import with_own_generator
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
+from smelt.simplify import align_products
 from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense
 
 _PERMUTE = torch.ops.aten.permute.default
@@ -77,7 +78,8 @@ def _lowered(pure: Traced, context: PassContext, inputs: int, numbers: int) -> P
     if not has_grids(target):
         program: Program = run_passes(pure, (*SIMPLIFY, LOWER[0]), context)
         return program
-    placed = run_passes(on_grid(pure, range(inputs - numbers, inputs)), SIMPLIFY, context)
+    placed = align_products(on_grid(pure, range(inputs - numbers, inputs)), context.budget)
+    placed = run_passes(placed, SIMPLIFY, context)
     # What is required is looked at by whoever runs the program, between its parts.
     limits = replace(limits_of(target), host_reads_flags=True)
     return build_program(placed, context.name, context.options, limits, context.budget)

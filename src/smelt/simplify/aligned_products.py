@@ -8,6 +8,8 @@ library into kernels that take two or three times as long; the copies cost a few
 zeros do not change any sum, and the extra rows and columns are cut off.
 """
 
+import math
+
 import torch
 from torch import fx
 
@@ -16,6 +18,7 @@ from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.simplify.aliasing import insert, insert_by_rule
+from smelt.symbolic.symsize import hint
 
 aten = torch.ops.aten
 
@@ -43,17 +46,18 @@ def align_products(traced: Traced, budget: RewriteBudget) -> Traced:
 def _is_worth_it(specs: list[TensorSpec]) -> bool:
     """Whether it is a large product of numbers in 16 bits on a GPU."""
     sizes = (*specs[0].shape, specs[1].shape[1])
-    if not all(type(size) is int for size in sizes):
+    if not all(type(size) is int for size in sizes[1:]):
         return False
     narrow = all(spec.dtype in _NARROW and not on_host(spec.device) for spec in specs)
-    return narrow and sizes[0] * sizes[1] * sizes[2] >= _LEAST_WORK
+    return narrow and math.prod(map(hint, sizes)) >= _LEAST_WORK
 
 
 def _lacks(result: TensorSpec, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int]:
     """What rows, columns and sums lack of multiples of eight, where numbers lie side by side along them."""
     rows, columns = result.shape
     sums = left.shape[1]
-    by_rows, by_sums = left.stride[0] == 1 and left.stride[1] != 1, left.stride[1] == 1 or right.stride[0] == 1
+    by_rows = type(rows) is int and left.stride[0] == 1 and left.stride[1] != 1
+    by_sums = left.stride[1] == 1 or right.stride[0] == 1
     return -rows % _ALIGNED if by_rows else 0, -columns % _ALIGNED, -sums % _ALIGNED if by_sums else 0
 
 

@@ -9,9 +9,8 @@ import torch
 from smelt import _native
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.gpu.cuda_target import describe_cuda
-from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
+from smelt.codegen.gpu.gpu_generator import CudaGenerator
 from smelt.codegen.gpu.grids import KernelGrids
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.codegen.write_module import join
 from smelt.ir.kernel import Buffer, Kernel
@@ -19,6 +18,7 @@ from smelt.ir.substitute_sizes import resized
 from smelt.symbolic.symsize import expression_of, is_symsize
 from tests.codegen.gpu.running import copied
 from tests.kernel_reference import run_kernel
+from tests.simt_host.warps import HostGenerator, describe_host_warps
 
 WARP = 8
 Order = Literal["forward", "reverse", "shuffled"]

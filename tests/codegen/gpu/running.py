@@ -19,9 +19,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.gpu_generator import HostGenerator
 from smelt.codegen.gpu.grids import KernelGrids
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.write_module import join
 from smelt.device import Target
@@ -33,6 +31,7 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import expression_of, is_symsize
 from tests.codegen.cpu.test_kernels import filled
 from tests.kernel_reference import run_kernel
+from tests.simt_host.warps import HostGenerator, describe_host_warps
 
 Order = Literal["forward", "reverse", "shuffled"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse")

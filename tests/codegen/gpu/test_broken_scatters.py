@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smelt.codegen.gpu import scan_kernels
-from smelt.codegen.gpu.scatters import run_levels, scatter_kernels, stable_sort
+from smelt.codegen.gpu.scatters import run_reductions, scatter_kernels, stable_sort
 from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.team_scans import TeamScan
@@ -141,7 +141,7 @@ SCATTERS: list[tuple[Break, Kernel]] = [
 
 @pytest.mark.parametrize(("how", "kernel"), SCATTERS, ids=lambda each: getattr(each, "__name__", ""))
 def test_broken_scatters(how: Break, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_levels, "_ONE_CHUNK", 8)
+    monkeypatch.setattr(run_reductions, "_ONE_CHUNK", 8)
     assert not scatter_is_wrong(kernel)
     how(monkeypatch)
     assert scatter_is_wrong(kernel)

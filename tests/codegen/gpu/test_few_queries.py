@@ -7,13 +7,13 @@ import torch
 
 from smelt.codegen.gpu.attention.few_queries import few_queries
 from smelt.codegen.gpu.attention.parts_body import KeyParts
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel
 from tests.codegen.gpu.on_host import OnHost, filled
 from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
 from tests.kernel_text import parse_kernel
+from tests.simt_host.warps import describe_host_warps
 
 Sizes = tuple[int, int, int, int, int]
 

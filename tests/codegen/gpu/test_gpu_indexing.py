@@ -10,10 +10,10 @@ from torch import Tensor
 
 import smelt
 from smelt.base import events
-from smelt.codegen.targets import SIMT_HOST
 from smelt.ir.kernel import Scatter
 from smelt.ir.program import Launch, Program
 from smelt.ops import scatters
+from tests.simt_host.offer import SIMT_HOST
 from tests.targets import on_target
 
 

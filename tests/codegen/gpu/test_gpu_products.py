@@ -8,10 +8,8 @@ import torch
 
 import smelt
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.products import product_tiles
 from smelt.codegen.gpu.products.product_tiles import SHAPES, TileShape, why_no_tile
-from smelt.codegen.targets import SIMT_HOST
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ShapeEnv
@@ -23,6 +21,8 @@ from tests.codegen.gpu.running import at
 from tests.codegen.gpu.test_ptx import CHIPS, assembled, assembled_here, ptx_of
 from tests.deploy.models import MODELS
 from tests.kernel_text import parse_kernel
+from tests.simt_host.offer import SIMT_HOST
+from tests.simt_host.warps import describe_host_warps
 
 SMALL = (TileShape(16, 16, 4, 4, 4), TileShape(8, 16, 8, 2, 4), TileShape(16, 8, 4, 4, 2), TileShape(4, 4, 4, 1, 1))
 

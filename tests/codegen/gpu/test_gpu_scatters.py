@@ -11,7 +11,7 @@ from smelt import _native
 from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.codegen.gpu.scatters import run_levels, stable_sort
+from smelt.codegen.gpu.scatters import run_reductions, stable_sort
 from smelt.codegen.gpu.scatters.scatter_kernels import places_of, split_scatters
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
@@ -28,7 +28,7 @@ NARROW = (torch.bfloat16, torch.float16)
 def sorting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to sort, whatever the number of events; and several levels of folds."""
     monkeypatch.setattr(stable_sort, "_MOST_COMPARED", 1 << 30 if request.param == "compared" else 0)
-    monkeypatch.setattr(run_levels, "_ONE_CHUNK", 8)
+    monkeypatch.setattr(run_reductions, "_ONE_CHUNK", 8)
 
 
 def drawn(kernel: Kernel, high: int, low: int = 0) -> list[torch.Tensor]:
@@ -205,7 +205,7 @@ def test_kernels_of_a_scatter_keep_the_rules(rows: int, op: str) -> None:
     phases = plan(rows_kernel(rows, 64, 50, op), describe_cuda("sm_75")).phases
     assert (len(phases) == 1) is (op == "max")
     for phase in phases:
-        if not isinstance(phase, run_levels.RunLevel) and not (isinstance(phase, Rows) and phase.bounds):
+        if not isinstance(phase, run_reductions.RunLevel) and not (isinstance(phase, Rows) and phase.bounds):
             check_kernel(phase.kernel, after="the plan", scheduled=True)
 
 

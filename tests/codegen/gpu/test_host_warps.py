@@ -6,22 +6,21 @@ import torch
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.codegen.gpu.host import describe_host_warps, warp_function
-from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.ir.loops import Compute, Module, Value
 from smelt.ir.loops.check import check_module
 from tests.kernel_text import parse_kernel
+from tests.simt_host.warps import HostSimt, describe_host_warps, warp_function
 
 WARP = 8
 
 
-def builder(buffers: int) -> Simt:
-    return Simt(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", buffers=buffers, threads=WARP)
+def builder(buffers: int) -> HostSimt:
+    return HostSimt(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", buffers=buffers, threads=WARP)
 
 
-def run(b: Simt, *tensors: torch.Tensor) -> None:
+def run(b: HostSimt, *tensors: torch.Tensor) -> None:
     module = Module((warp_function(b, b.grid_function()),))
     check_module(module)
     built = llvm_compile.load([module], b.target)[0]

@@ -11,9 +11,8 @@ from smelt import _native
 from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.cuda_target import describe_cuda
-from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator, ptx
+from smelt.codegen.gpu.gpu_generator import CudaGenerator, ptx
 from smelt.codegen.gpu.grid_plan import plan
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.launches import launch_groups
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.print_module import print_module
@@ -27,6 +26,7 @@ from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import SOFTMAX, sized
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
+from tests.simt_host.warps import HostGenerator, describe_host_warps
 
 WARP = 8
 HOST = describe_host_warps("test", WARP)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.loops.builder import Builder
 from smelt.codegen.loops.math import exponential
 from smelt.device import Target
@@ -15,6 +14,7 @@ from smelt.ir.loops import Value
 from tests.codegen.gpu import on_host
 from tests.codegen.gpu.on_host import OnHost
 from tests.codegen.gpu.test_ptx import pointwise, ptx_of
+from tests.simt_host.warps import describe_host_warps
 
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 88.7, 88.73, 89.5, -87.3, -87.4, -100.0, -103.9, -104.1, -200.0]
 

@@ -5,7 +5,6 @@ import torch
 from smelt import _native
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import ptx
-from smelt.codegen.gpu.host import describe_host_warps, warp_function
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops.philox import philox
@@ -13,6 +12,7 @@ from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.ir.loops import Module
 from smelt.ir.nodes.philox_draws import Draws
 from smelt.ir.scalar import SCALAR_OPS
+from tests.simt_host.warps import HostSimt, describe_host_warps, warp_function
 
 WARP = 8
 MASK = 0xFFFFFFFF
@@ -36,14 +36,14 @@ def plain(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     return counter
 
 
-def run(b: Simt, warps: int, *tensors: torch.Tensor) -> None:
+def run(b: HostSimt, warps: int, *tensors: torch.Tensor) -> None:
     made = llvm_compile.load([Module((warp_function(b, b.grid_function()),))], b.target)[0]
     phase = (made.address(b.symbol), 1, warps * WARP, 0, False)
     _native.GridLauncher((phase,), len(tensors), 0, warp=WARP)(1, *tensors)
 
 
-def host(buffers: int) -> Simt:
-    return Simt(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", buffers=buffers, threads=WARP)
+def host(buffers: int) -> HostSimt:
+    return HostSimt(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", buffers=buffers, threads=WARP)
 
 
 def write_words(b: Simt) -> None:

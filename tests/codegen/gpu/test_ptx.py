@@ -25,6 +25,7 @@ from tests.codegen.cpu.test_transpose_tiles import turned
 from tests.codegen.llvm.test_scalars import DTYPES, kernel_of
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_text import parse_kernel
+from tests.processes import run_new
 
 CHIPS = ["sm_75", "sm_80", "sm_90", "sm_100"]
 MOST_REGISTERS = 80  # 768 threads of a multiprocessor have those
@@ -227,3 +228,32 @@ def test_a_value_used_outside_its_branch_raises() -> None:
     b.store(x, place)
     with pytest.raises(SmeltError, match="LLVM rejects the generated code"):
         ptx(Module((b.function("k", [place, param("c", "i1")], "grid"),)), describe_cuda("sm_90"))
+
+
+_TWO_SUMS = '''
+from smelt.base.rewrite_budget import RewriteBudget
+from smelt.codegen.gpu.cuda_target import describe_cuda
+from smelt.codegen.gpu.gpu_generator import CudaGenerator
+from smelt.codegen.write_module import join
+from smelt.ir.loops.text import format_module
+from tests.kernel_text import parse_kernel
+from tests.processes import run_new
+
+kernel = parse_kernel("""kernel sums rows(i:900) cols(j:256)
+  in x: f32[230400]
+  out a: f32[256]
+  out b: f32[256]
+  loop:
+    v = load x[256*i + j]
+    accumulate sum a[j] = v
+    w = mul v, v : f32
+    accumulate sum b[j] = w""")
+target, generator = describe_cuda("sm_90"), CudaGenerator()
+plan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
+print(format_module(join([generator.emit("k", plan, target)])))
+'''
+
+
+def test_code_does_not_depend_on_the_seed_of_hashes() -> None:
+    texts = {run_new(_TWO_SUMS, environment={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
+    assert len(texts) == 1 and "fpext" in next(iter(texts))

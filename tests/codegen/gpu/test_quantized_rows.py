@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.products.few_rows import few_rows
 from smelt.codegen.gpu.products.few_rows_body import FewRows, Way
 from smelt.ir.check_kernel import check_kernel, contraction_of
@@ -15,6 +14,7 @@ from tests.codegen.gpu.on_host import OnHost
 from tests.codegen.gpu.test_ptx import assembled, assembled_here, ptx_of
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
+from tests.simt_host.warps import describe_host_warps
 
 MATRIX_WARP = 32  # of the host, with matrix units
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.base import events
-from smelt.codegen.targets import SIMT_HOST
 from smelt.ir.program import Launch, Program
+from tests.simt_host.offer import SIMT_HOST
 from tests.targets import on_target
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import smelt
 from smelt.codegen.ahead_of_time import write_grids
-from smelt.codegen.gpu.gpu_generator import HostGenerator
-from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.llvm.compile import object_codes
 from smelt.codegen.llvm.print_module import print_module
 from smelt.deploy.records import kernel_places, unaligned_kernels
@@ -26,6 +24,7 @@ from smelt.device import register
 from smelt.ir.artifact.machine import Machine
 from tests.compiled_c import build
 from tests.runtime.cuda.fake_cuda import build_driver
+from tests.simt_host.warps import HostGenerator, describe_host_warps
 
 WARP = 32
 CHIP = "sm_80"  # whose kernels have no clusters, as the driver here has none

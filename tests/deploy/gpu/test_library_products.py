@@ -13,7 +13,6 @@ import torch
 
 import smelt
 from smelt.codegen.gpu import grid_plan
-from smelt.codegen.gpu.products import library_parts
 from smelt.ir.products import library_product
 from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
 from tests.deploy.models import MODELS
@@ -284,19 +283,6 @@ def test_a_model_can_be_opened_without_the_library(tmp_path: Path) -> None:
     for flags in (0, own_products):
         printed = installed.gpu.run(sys.executable, "-c", _FLAGS, installed.path, flags, **known)
         assert printed == f"{flags == 0}\n"
-
-
-def test_large_narrow_products_are_written_in_aligned_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library_parts, "_WORTH_A_COPY", 1)
-    for dtype, line in ((torch.bfloat16, 16), (torch.float32, 13)):
-        folder = tmp_path / str(line)
-        folder.mkdir()
-        args = torch.randn(6, 8, dtype=dtype), torch.randn(8, 13, dtype=dtype)
-        installed = Installed(_exported(torch.mm, args), folder)
-        (part,) = installed.artifact.artifact_file.targets
-        grid = part.table.kernels[0].grids[0]
-        assert grid.product is not None and grid.product.operands[2].row == line
-        _check(torch.mm, args, installed)
 
 
 def test_gpt2_multiplies_by_the_library(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Code generators for GPUs: one way to write a kernel's grids, and what becomes of their modules.
 
     CudaGenerator    PTX, for NVIDIA's GPUs
-    HostGenerator    machine code of this processor, in which a warp is a vector
 
-`codegen.chip_generator` has one for chips that take SPIR-V.
+`codegen.chip_generator` has one for chips that take SPIR-V, and the tests one for this processor (`tests/simt_host`).
 """
 
 import functools
@@ -15,10 +14,9 @@ from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Generator, named
 from smelt.codegen.gpu.grid_plan import SCHEDULES, plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid, KernelGrids
-from smelt.codegen.gpu.host import launched, lowered
 from smelt.codegen.gpu.launches.launch_groups import emit_group
 from smelt.codegen.gpu.launches.side_by_side import emit_side_by_side
-from smelt.codegen.gpu.simt import Simt, has_wide_floats
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
@@ -28,7 +26,7 @@ from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
-from smelt.ir.products.library_call import LibraryCall
+from smelt.ir.products.library_product import LibraryCall
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size
@@ -41,6 +39,7 @@ class GpuGenerator(Generator):
     """From kernels to grids in the loop form, for all GPUs."""
 
     TABLES: Mapping[str, Sequence[Row]] = {"each kernel, by the first that takes it": SCHEDULES}
+    simt: type[Simt] = Simt
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> KernelGrids:
         return plan(kernel, target)
@@ -51,8 +50,8 @@ class GpuGenerator(Generator):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        grouped = emit_group(symbol, kernels, target, aligned=aligned)
-        grouped = grouped or emit_side_by_side(f"{symbol}_0", kernels, target, aligned=aligned)
+        grouped = emit_group(self.simt, symbol, kernels, target, aligned=aligned)
+        grouped = grouped or emit_side_by_side(self.simt, f"{symbol}_0", kernels, target, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -79,31 +78,20 @@ class GpuGenerator(Generator):
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
-            b = Simt(
-                target,
-                f"{symbol}.{number}".replace(".", "_"),
-                sizes,
-                kind,
-                buffers=buffers,
-                threads=phase.threads,
-                cluster=phase.cluster,
-                resident=phase.resident,
-                predicates=phase.has_predicates,
-                parameters=names,
-                places=dict(plan.places),
-                aligned=aligned,
-                early=phase.kernel.early,
-            )
-            b.has_wide_floats = has_wide_floats(plan.kernel)
+            name = f"{symbol}.{number}".replace(".", "_")
+            b = phase.builder(
+                self.simt, plan.kernel, target, name, sizes, kind, buffers=buffers, parameters=names,
+                places=dict(plan.places), aligned=aligned, early=phase.kernel.early,
+            )  # fmt: skip
             phase.write(b)
             builders.append(b)
             call = None if phase.product is None else _library_call(phase, names, dict(plan.places), buffers)
-            phases.append(GridPhase(b.symbol, *launched(b, phase.blocks), b.has_barrier, call, b.overlaps))
+            phases.append(GridPhase(b.symbol, *b.launched(phase.blocks), b.has_barrier, call, b.overlaps))
         called = [number for grid in phases if grid.product is not None for number in grid.product.numbers]
         for size in (plan.workspace, *(grid.blocks for grid in phases), *called):
             if is_symsize(size):
                 sizes.slot(size)  # the launcher must know it
-        functions = tuple(lowered(b, b.grid_function()) for b in builders)
+        functions = tuple(b.lowered(b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
         return EntryCode(functions, tuple(helpers.values()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
@@ -116,13 +104,6 @@ def _library_call(phase: Grid, names: Sequence[str], places: Mapping[str, Size],
         first = each.offset * each.dtype.itemsize
         at.append((names.index(each.buffer), first) if each.buffer in names else (buffers, places[each.buffer] + first))
     return LibraryCall(phase.product, phase.instead_of, tuple(at))
-
-
-class HostGenerator(GpuGenerator):
-    """For the processor this runs on: so that GPU schedules run where there is no GPU."""
-
-    load = staticmethod(llvm_compile.load)
-    assemble = staticmethod(llvm_compile.assemble_module)
 
 
 class CudaGenerator(GpuGenerator):

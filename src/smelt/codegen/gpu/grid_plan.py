@@ -40,7 +40,7 @@ from smelt.codegen.gpu.products.product_body import ProductTile
 from smelt.codegen.gpu.products.product_tiles import in_parts, product_tile, why_no_tile
 from smelt.codegen.gpu.row_reductions import OnePass, finishing, in_one_pass, preloadable, row_reads, with_room
 from smelt.codegen.gpu.scan_kernels import has_logs, scan_kernels, split_scan
-from smelt.codegen.gpu.scatters.run_levels import run_levels
+from smelt.codegen.gpu.scatters.run_reductions import run_levels
 from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, split_scatters
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import transpose_tile

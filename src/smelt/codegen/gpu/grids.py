@@ -5,8 +5,12 @@ thread.
     grid.write(b)                          the code, by the primitives of `Simt`
 """
 
+from typing import Any
+
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.products.library_product import LibraryProduct
 from smelt.symbolic.shapes import Size
@@ -34,6 +38,16 @@ class Grid:
     def has_predicates(self) -> bool:
         """Whether stores that only some threads do are no branches, which takes registers."""
         return self.threads <= MANY_THREADS
+
+    def builder(
+        self, simt: type[Simt], kernel: Kernel, target: Target, symbol: str, sizes: Sizes, index_kind: str, **more: Any
+    ) -> Simt:
+        """What the code of a thread is written with, for a grid of a kernel. `more` is as `simt` takes it."""
+        own: dict[str, Any] = {"threads": self.threads, "cluster": self.cluster, "resident": self.resident}
+        b = simt(target, symbol, sizes, index_kind, predicates=self.has_predicates, **own, **more)
+        floats = [each.dtype for each in kernel.parameters if each.dtype.is_floating_point]
+        b.has_wide_floats = any(dtype.itemsize > 2 for dtype in floats)
+        return b
 
     def write(self, b: Simt) -> None:
         """The code of a thread."""

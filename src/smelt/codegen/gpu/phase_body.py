@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.codegen.gpu.scatters.scatter_updates import put
 from smelt.codegen.gpu.simt import Mask, Simt, both
 from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.gpu.word_quads import QUAD, Quads, quads
 from smelt.codegen.loops.philox import words_of_counter
+from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Instruction,
     Load,
     Position,
+    Reduction,
     Role,
     Scatter,
     Store,
@@ -36,6 +37,17 @@ from smelt.symbolic.symsize import known_equal
 
 Values = tuple[Value, ...]  # one for all points that a thread takes at once, or one for each
 Coordinates = dict[str, Value]
+
+
+# What chips have an instruction for, as LLVM's `atomicrmw` calls it.
+_OF_INTEGERS = {"sum": "add", "max": "max", "min": "min"}
+_OF_FLOATS = {"sum": "fadd"}
+_PLAIN: dict[torch.dtype, dict[str, str]] = {
+    torch.int32: _OF_INTEGERS,
+    torch.int64: _OF_INTEGERS,
+    torch.float32: _OF_FLOATS,
+    torch.float64: _OF_FLOATS,
+}
 
 
 class PhaseBody:
@@ -74,8 +86,7 @@ class PhaseBody:
         groups of `at_once`."""
         b, count, mask = self.b, product(axis.size for axis in axes), None
         if not is_multiple(count, at_once):
-            mask = b.icmp("slt", number, b.index(count))
-            number = b.select(mask, number, 0)
+            number, mask = b.below(number, count)
         return self._coordinates(number, axes), mask
 
     def _both(self, one: Mask, other: Mask) -> Mask:
@@ -282,8 +293,31 @@ class PhaseBody:
                 counts = self._both(counts, inside)
                 at = b.add(at, b.mul(b.select(inside, place, 0), b.const("i64", stride)))
             with b.where(counts):
-                put(b, i.op, pointer, at, value, dtype, buffer.dtype)
+                _put(b, i.op, pointer, at, value, dtype, buffer.dtype)
 
 
 def _is_philox(instruction: Instruction) -> bool:
     return isinstance(instruction, Compute) and instruction.op == "philox"
+
+
+def _put(
+    b: Simt, op: Reduction | None, pointer: Value, at: Value, value: Value, dtype: torch.dtype, to: torch.dtype
+) -> None:
+    """A value of `dtype` into an element of a buffer of dtype `to`, under the `where` that is open. What no instruction
+    does is read, combined, compared and swapped until that works; bools are stored by those that decide: all of them
+    store the same."""
+    if op is None:
+        b.store_global(pointer, at, [to_memory(b, value, to)])
+        return
+    if op in ("any", "all"):
+        decides = value if op == "any" else b.not_(value)
+        with b.where(decides):
+            b.store_global(pointer, at, [b.const("i8", op == "any")])
+        return
+
+    def change(old: Value, value: Value) -> Value:
+        wide = cast(b, from_memory(b, old, to), to, dtype)
+        return to_memory(b, cast(b, combine(b, op, dtype, wide, value), dtype, to), to)
+
+    plain = _PLAIN.get(to, {}).get(op)
+    b.atomic(pointer, at, memory_kind(to), value, change, plain)

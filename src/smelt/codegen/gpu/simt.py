@@ -9,7 +9,7 @@
 
 Schedules write straight-line code: whole warps take branches, loops run equally often in all threads, and stores by
 some threads only are under `where`. A thread without a point of its own computes the first point and stores nothing. So
-`host` can rewrite the finished function to that of a warp.
+the finished function can be rewritten to that of a warp (`lowered`, in `tests/simt_host`).
 
 For Vulkan (`Target.form` is "spirv") some primitives are several nodes: shared memory has no addresses, so each array
 is a variable for each kind of number kept in it; atomic operations have 32 bits at least; and lanes exchange values
@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from smelt.codegen.loops.builder import Builder, element_bytes, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.kernel import Kernel
 from smelt.ir.loops import (
     BITS,
     CLUSTER,
@@ -60,11 +59,6 @@ Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and 
 def both(b: Builder, one: Mask, other: Mask) -> Mask:
     """The threads of two masks."""
     return one if other is None else other if one is None else b.and_(one, other)
-
-
-def has_wide_floats(kernel: Kernel) -> bool:
-    """Whether the kernel reads or writes floats of more than 16 bits."""
-    return any(buffer.dtype.is_floating_point and buffer.dtype.itemsize > 2 for buffer in kernel.parameters)
 
 
 class Simt(Builder):
@@ -152,6 +146,11 @@ class Simt(Builder):
     def index(self, number: Number) -> Value:
         """A count or position."""
         return self.const("i64" if is_symsize(number) else self.index_kind, number)
+
+    def below(self, number: Value, count: Number) -> tuple[Value, Value]:
+        """A number, or zero where it is not below `count`; and whether it is."""
+        inside = self.icmp("slt", number, self.index(count))
+        return self.select(inside, number, 0), inside
 
     # Control flow.
 
@@ -361,6 +360,12 @@ class Simt(Builder):
         """The value of the lane whose number differs in the bit `distance`."""
         return self._shuffle(value, "xor", self.const("i32", distance))
 
+    def across_lanes(self, value: Value, join: Callable[[Value, Value], Value], first: int, last: int) -> Value:
+        """`value` joined with those of other lanes: `first` apart, then twice as far, and so on up to before `last`."""
+        while first < last:
+            value, first = join(value, self.shuffle_xor(value, first)), 2 * first
+        return value
+
     def shuffle_up(self, value: Value, distance: int) -> Value:
         """The value of the lane `distance` before this one; any value for the first ones."""
         return self._shuffle(value, "up", self.const("i32", distance))
@@ -401,6 +406,10 @@ class Simt(Builder):
         loaded = self.load_shared(self._words, self.add(first, lane), "i32")
         self.warp_barrier()  # before the next value is there
         return loaded
+
+    def narrow_pair(self, pair: Sequence[Value], kind: str) -> Value:
+        """Two float32 rounded to a `kind` of 16 bits, as a word."""
+        return self.reinterpret(self.convert("fptrunc", self.gathered(list(pair)), kind), "i32")
 
     def mma(self, kind: str, a: Sequence[Value], b: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         """A product of matrices, as `ir.loops.Mma` says who has what of them."""
@@ -502,3 +511,11 @@ class Simt(Builder):
         function.threads, function.resident, function.cluster = self.threads, self.resident, self.cluster
         function.shared, function.features = self.shared_arrays(), self.target.features
         return function
+
+    def lowered(self, function: Function) -> Function:
+        """What the target runs, of the function of a thread."""
+        return function
+
+    def launched(self, blocks: Size) -> tuple[Size, int, int]:
+        """Blocks of a launch, threads of each, and bytes of their shared memory."""
+        return blocks, self.threads, self.shared_size

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -109,9 +110,9 @@ def _joined(b: Simt, fold: TypedReduction, room: int, at: Value, apart: int, thr
 def _join(b: Simt, fold: TypedReduction, room: int, count: int, apart: int, threads: int) -> None:
     """The same for all of `count` values, each by a thread of its own, which leaves it where the first part was."""
     for begin in range(0, count * apart, threads):
-        number = b.add(b.thread(), begin)
-        mine = None if count * apart - begin >= threads else b.icmp("slt", number, count * apart)
-        number = number if mine is None else b.select(mine, number, 0)
+        number, mine = b.add(b.thread(), begin), None
+        if count * apart - begin < threads:
+            number, mine = b.below(number, count * apart)
         place = b.lshr(number, apart.bit_length() - 1)
         at = b.add(b.mul(place, threads), b.and_(number, apart - 1))
         with b.where(mine):
@@ -121,9 +122,4 @@ def _join(b: Simt, fold: TypedReduction, room: int, count: int, apart: int, thre
 
 def _exchanged(b: Simt, fold: TypedReduction, value: Value, lanes: int, first: int = 1) -> Value:
     """`value` reduced over so many lanes side by side; `first` apart, if not neighbours."""
-    op, dtype = fold
-    distance = first
-    while distance < lanes:
-        value = combine(b, op, dtype, value, b.shuffle_xor(value, distance))
-        distance *= 2
-    return value
+    return b.across_lanes(value, partial(combine, b, *fold), first, lanes)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt.ir.nodes import LIBRARY, define
 from smelt.ir.tensorspec import WORKSPACE
 
 aten = torch.ops.aten
@@ -46,17 +47,6 @@ class Layers(NamedTuple):
 
 _LAYERS = "int mode, bool has_biases, int depth, float dropout, bool train, bool bidirectional, bool batch_first, "
 _LAYERS += "bool flatten"
-
-_library = torch.library.Library("smelt", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    f"cudnn_recurrent(Tensor input, Tensor[] hx, Tensor[] weights, {_LAYERS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "cudnn_recurrent_backward(Tensor?[] grads, Tensor input, Tensor[] hx, Tensor[] weights, Tensor output, "
-    f"Tensor[] workspaces, bool[] wanted, {_LAYERS}) -> Tensor[]"
-)
 
 
 class _PassingBy(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -246,15 +236,17 @@ def _derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     return (gradients[0], gradients[1 : 1 + states], gradients[1 + states :], *([None] * len(ctx.settings)))
 
 
-for _name, _impl, _specs in (
-    ("cudnn_recurrent", _forward, _forward_specs),
-    ("cudnn_recurrent_backward", _backward, _backward_specs),
-):
-    _library.impl(_name, _impl, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(_name, _specs, "Meta")  # type: ignore[no-untyped-call]
-torch.library.register_autograd("smelt::cudnn_recurrent", _derive, setup_context=_keep, lib=_library)
+CUDNN_RECURRENT = define(
+    f"cudnn_recurrent(Tensor input, Tensor[] hx, Tensor[] weights, {_LAYERS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward, _forward_specs, torch.Tag.nondeterministic_seeded,
+)  # fmt: skip
+_BACKWARD = define(
+    "cudnn_recurrent_backward(Tensor?[] grads, Tensor input, Tensor[] hx, Tensor[] weights, Tensor output, "
+    f"Tensor[] workspaces, bool[] wanted, {_LAYERS}) -> Tensor[]",
+    _backward, _backward_specs,
+)  # fmt: skip
+torch.library.register_autograd("smelt::cudnn_recurrent", _derive, setup_context=_keep, lib=LIBRARY)
 
-CUDNN_RECURRENT = torch.ops.smelt.cudnn_recurrent.default
-_BACKWARD = torch.ops.smelt.cudnn_recurrent_backward.default
 FUNCTIONS = {CUDNN_RECURRENT: _forward, _BACKWARD: _backward}
 """What computes each: where nothing is recorded, PyTorch's dispatcher, which is given lists, only adds to it."""

@@ -11,12 +11,12 @@ element gets follows from its number alone (`Draws`), and a kernel can compute i
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from smelt.base.errors import UnexpectedResult
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.nodes import define
 from smelt.ir.scalar import SCALAR_OPS
 
 BLOCK = 256  # threads of PyTorch's kernels that draw
@@ -175,24 +175,13 @@ def _mask_spec(
     return torch.empty(count, dtype=torch.bool, device="meta")
 
 
-_library = torch.library.Library("smelt", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
+PHILOX_STATE = define(
     "philox_state(Tensor[] given, Device device, int words, int blocks, int alignment) -> (Tensor, Tensor)",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-_library.define(  # type: ignore[no-untyped-call]
+    _state, _state_specs, torch.Tag.nondeterministic_seeded,
+)  # fmt: skip
+DROPOUT_MASK = define(
     "dropout_mask(Tensor seed, Tensor offset, int count, int threads, int at_once, int below, int after, *, "
     "Device device) -> Tensor",
-    tags=(torch.Tag.pointwise,),
-)
-_DEFINED: tuple[tuple[str, Any, Any], ...] = (
-    ("philox_state", _state, _state_specs),
-    ("dropout_mask", mask, _mask_spec),
-)
-for _name, _impl, _specs in _DEFINED:
-    _library.impl(_name, _impl, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(_name, _specs, "Meta")  # type: ignore[no-untyped-call]
-
-PHILOX_STATE = torch.ops.smelt.philox_state.default
-DROPOUT_MASK = torch.ops.smelt.dropout_mask.default
+    mask, _mask_spec, torch.Tag.pointwise,
+)  # fmt: skip
 FUNCTIONS = {PHILOX_STATE: _state, DROPOUT_MASK: mask}

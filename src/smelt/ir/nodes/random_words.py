@@ -8,10 +8,9 @@ has the second in its place (`pipeline/own_generator.py`). A draw is a counter o
 the sequence i // 4.
 """
 
-from typing import Any
-
 import torch
 
+from smelt.ir.nodes import define
 from smelt.ir.scalar import SCALAR_OPS
 
 
@@ -32,21 +31,11 @@ def _words_spec(seed: torch.Tensor, offset: torch.Tensor, count: int, after: int
     return torch.empty(count, dtype=torch.int64, device="meta")
 
 
-_library = torch.library.Library("smelt", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "random_words(SymInt count, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+RANDOM_WORDS = define(
+    "random_words(SymInt count, *, Device device) -> Tensor", _drawn, _drawn_spec, torch.Tag.nondeterministic_seeded
 )
-_library.define(  # type: ignore[no-untyped-call]
-    "philox_words(Tensor seed, Tensor offset, SymInt count, int after) -> Tensor", tags=(torch.Tag.pointwise,)
-)
-_DEFINED: tuple[tuple[str, Any, Any], ...] = (
-    ("random_words", _drawn, _drawn_spec),
-    ("philox_words", _words_of, _words_spec),
-)
-for _name, _impl, _specs in _DEFINED:
-    _library.impl(_name, _impl, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(_name, _specs, "Meta")  # type: ignore[no-untyped-call]
-
-RANDOM_WORDS = torch.ops.smelt.random_words.default
-PHILOX_WORDS = torch.ops.smelt.philox_words.default
+PHILOX_WORDS = define(
+    "philox_words(Tensor seed, Tensor offset, SymInt count, int after) -> Tensor", _words_of, _words_spec,
+    torch.Tag.pointwise,
+)  # fmt: skip
 FUNCTIONS = {RANDOM_WORDS: _drawn, PHILOX_WORDS: _words_of}

@@ -1,4 +1,4 @@
-"""`LibraryProduct`: a contraction as a library multiplies matrices.
+"""`LibraryProduct`: a contraction as a library multiplies matrices; `LibraryCall`: the same as a launch knows it.
 
     p = contract (k:768) x[768*i + k], w[768*j + k]; store y[3072*i + j] = p
     →  128 × 3072 × 768, x by strides (768, 1), w by (1, 768), y by (3072, 1)
@@ -56,6 +56,24 @@ class LibraryProduct:
     @property
     def operands(self) -> tuple[Operand, ...]:
         return (self.left, self.right, self.result, *((self.bias,) if self.bias is not None else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A product that a library may compute instead of so many grids. `places`: of each operand of it, the buffer by its
+    place among the kernel's, the workspace coming last, and the first byte there."""
+
+    product: LibraryProduct
+    grids: int
+    places: tuple[tuple[int, Size], ...]
+
+    @property
+    def numbers(self) -> tuple[Size, ...]:
+        """All that may vary: the sizes, then of each operand its first byte and its strides."""
+        numbers = [self.product.rows, self.product.cols, self.product.terms, *self.product.batch]
+        for operand, (_, first) in zip(self.product.operands, self.places, strict=True):
+            numbers += [first, operand.row, operand.col, *operand.batch]
+        return tuple(numbers)
 
 
 def is_library_product(contract: Contract, kernel: Kernel) -> bool:

@@ -199,8 +199,7 @@ class PartsBody(_Body):
             key = b.add(b.add(self.begin, turn), b.add(self.own, number * grid.at_once))
             mask = None
             if not is_multiple(self.key.size, grid.at_once * grid.unroll * grid.parts):
-                mask = b.icmp("slt", key, b.index(self.key.size))
-                key = b.select(mask, key, 0)
+                key, mask = b.below(key, self.key.size)
             places.append(({**self.where, self.key.name: key}, mask))
         keys = [self._read(self.key_side, where, mask) for where, mask in places]
         values = [self._read(self.weighed.factor, where, mask) for where, mask in places]
@@ -229,10 +228,7 @@ class PartsBody(_Body):
         total = b.fmul(query[0], key[0])
         for x, y in zip(query[1:], key[1:], strict=True):
             total = b.fma(x, y, total)
-        distance = 1
-        while distance < self.grid.lanes:
-            total = b.fadd(total, b.shuffle_xor(total, distance))
-            distance *= 2
+        total = b.across_lanes(total, b.fadd, 1, self.grid.lanes)
         self.values = {self.contract.out: (total,)}
         self.registers.clear()
         self.run(self.score, where, None)
@@ -267,8 +263,7 @@ class PartsBody(_Body):
             point = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
             mask: Mask = None
             if (turn + 1) * grid.threads > count:
-                mask = b.icmp("slt", point, count)
-                point = b.select(mask, point, 0)
+                point, mask = b.below(point, count)
             query = b.binary("udiv", point, width)
             of_width = b.sub(point, b.mul(query, width))
             whole: list[Value] = []
@@ -309,8 +304,7 @@ class SumsBody(_Body):
         number = b.add(b.mul(b.block_number(), self.grid.threads), b.thread())
         count, mask = of.outer_count * of.query_count * width, None
         if count % self.grid.threads:
-            mask = b.icmp("slt", number, b.index(count))
-            number = b.select(mask, number, 0)
+            number, mask = b.below(number, count)
         query = b.binary("udiv", number, width)
         at = b.sub(number, b.mul(query, width))
         pointers = [b.pointer(name) for name in PARTS]

@@ -114,6 +114,7 @@ class ScoreTilesBody(PhaseBody):
         self.own, self.streamed, self.size = grid.own, grid.streamed, int(grid.streamed.size)
         self.softmax = problem.softmax
         self.dtype = self.kernel.buffer(problem.scores[0].query.buffer).dtype
+        self.kind = "f16" if self.dtype is torch.float16 else "bf16"
         weighed = [each.sum.factor for each in problem.sums]
         self.streams = list(dict.fromkeys([*map(self._col_side, problem.scores), *weighed]))
         self.depths = {self._col_side(each): each.axis for each in problem.scores}
@@ -333,10 +334,9 @@ class ScoreTilesBody(PhaseBody):
         if self.softmax is not None:
             sums, weights = self._softmaxed(carried, weights[0])
         place = 0
-        kind = "f16" if self.dtype is torch.float16 else "bf16"
         for weighed, of_scores in zip(self.problem.sums, weights, strict=True):
-            words = [self._word(low, high) for low, high in zip(of_scores[::2], of_scores[1::2], strict=True)]
-            place = self._weigh(kind, weighed, words, stage, sums, place)
+            words = [b.narrow_pair(pair, self.kind) for pair in zip(of_scores[::2], of_scores[1::2], strict=True)]
+            place = self._weigh(weighed, words, stage, sums, place)
         return sums
 
     def _alone(self, write: Callable[[], list[Value]]) -> list[Value]:
@@ -365,7 +365,6 @@ class ScoreTilesBody(PhaseBody):
         b, score = self.b, self.problem.scores[number]
         shared = self.cols[self._col_side(score)]
         words = self.words[number] if self.grid.keeps_rows else self._row_words(score)
-        kind = "f16" if self.dtype is torch.float16 else "bf16"
         pointer = self._matrices(shared, stage, along=False)
         zero = b.const("f32", 0.0)
         products = [[[zero] * 4 for _ in range(self.grid.cols // _HALF)] for _ in self.tiles]
@@ -376,7 +375,7 @@ class ScoreTilesBody(PhaseBody):
                 for m in self.tiles:
                     for more in range(2):
                         pair = right[2 * more : 2 * more + 2]
-                        products[m][n + more] = b.mma(kind, words[m][s], pair, products[m][n + more])
+                        products[m][n + more] = b.mma(self.kind, words[m][s], pair, products[m][n + more])
         return products
 
     def _values(
@@ -430,8 +429,7 @@ class ScoreTilesBody(PhaseBody):
             largest = most[row]
             for place in own:
                 largest = b.maximum(largest, scores[place])
-            for distance in (1, 2):
-                largest = b.maximum(largest, b.shuffle_xor(largest, distance))
+            largest = b.across_lanes(largest, b.maximum, 1, _QUAD)
             near = b.select(b.fcmp("oeq", largest, -math.inf), 0.0, largest)
             below = b.fneg(b.fmul(near, factor))
 
@@ -454,19 +452,7 @@ class ScoreTilesBody(PhaseBody):
                     sums[place] = b.fmul(sums[place], scale)
         return [*sums, *most, *totals], [weights]
 
-    def _word(self, low: Value, high: Value) -> Value:
-        """Two numbers, rounded, as a word."""
-        b = self.b
-        if not b.target.warps_are_vectors:
-            pair = b.gathered([low, high])
-            return b.reinterpret(b.convert("fptrunc", pair, "f16" if self.dtype is torch.float16 else "bf16"), "i32")
-        bits = [b.convert("bitcast", cast(b, each, F32, self.dtype), "i16") for each in (low, high)]
-        halves = [b.convert("zext", each, "i32") for each in bits]
-        return b.or_(halves[0], b.shl(halves[1], 16))
-
-    def _weigh(
-        self, kind: str, weighed: Weighed, words: list[Value], stage: Value, sums: list[Value], place: int
-    ) -> int:
+    def _weigh(self, weighed: Weighed, words: list[Value], stage: Value, sums: list[Value], place: int) -> int:
         """Add the products of weights and a factor to the sums from `place` on. Returns where they end."""
         b, shared, pieces = self.b, self.cols[weighed.sum.factor], self._pieces(weighed)
         pointer = self._matrices(shared, stage, along=True)
@@ -480,7 +466,7 @@ class ScoreTilesBody(PhaseBody):
                     for more in range(2):
                         first = place + 4 * (m * pieces + d + more)
                         own = slice(first, first + 4)
-                        sums[own] = b.mma(kind, left, right[2 * more : 2 * more + 2], sums[own])
+                        sums[own] = b.mma(self.kind, left, right[2 * more : 2 * more + 2], sums[own])
         return place + 4 * pieces * len(self.tiles)
 
     # Results.
@@ -495,8 +481,7 @@ class ScoreTilesBody(PhaseBody):
         if self.softmax is not None:
             for row in range(count):
                 most, total = carried[row - 2 * count], carried[row - count]
-                for distance in (1, 2):
-                    total = b.fadd(total, b.shuffle_xor(total, distance))
+                total = b.across_lanes(total, b.fadd, 1, _QUAD)
                 is_empty = b.fcmp("oeq", total, 0.0)
                 inverse = b.fdiv(b.const("f32", 1.0), total)  # zero times that is NaN where nothing has weight
                 shares[row] = inverse if self.softmax.nan else b.select(is_empty, 0.0, inverse)
@@ -527,7 +512,7 @@ class ScoreTilesBody(PhaseBody):
                 mask = self._both(mask, b.icmp("slt", at, depth))
             place = b.lshr(self._offset(index, {**where, axis.name: at}), 1)
             with b.where_stored(mask):
-                b.store_global(b.pointer(name), place, [self._word(*values)])
+                b.store_global(b.pointer(name), place, [b.narrow_pair(values, self.kind)])
             return
         for way, value in enumerate(values):
             own = b.add(at, way) if way else at

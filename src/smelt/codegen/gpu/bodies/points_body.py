@@ -76,8 +76,7 @@ class PointsBody(PhaseBody):
         col = b.mul(thread, grid.width) if grid.width > 1 else thread
         count, mask = grid.kernel.col_count, None
         if is_symsize(count) or count % (grid.threads * grid.width * grid.vectors):
-            mask = b.icmp("slt", col, b.index(count - count % grid.width if grid.leaves_some else count))
-            col = b.select(mask, col, 0)
+            col, mask = b.below(col, count - count % grid.width if grid.leaves_some else count)
         return self._coordinates(col, grid.kernel.cols), mask
 
     def _reads_late(self) -> bool:

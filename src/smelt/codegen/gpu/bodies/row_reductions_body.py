@@ -13,7 +13,6 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.bodies.rows_body import Rows, RowsBody, flat, halved, named
 from smelt.codegen.gpu.grids import MANY_THREADS
-from smelt.codegen.gpu.packed_words import packed, unpacked, words_of
 from smelt.codegen.gpu.phase_body import Coordinates, Values
 from smelt.codegen.gpu.row_reductions import preloadable, row_reads
 from smelt.codegen.gpu.simt import Mask, Simt
@@ -21,7 +20,7 @@ from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Accumulate, Axis, Index, Instruction, Load, Reduce, Role
-from smelt.ir.loops import Value
+from smelt.ir.loops import BITS, Value
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import known_equal
 
@@ -136,8 +135,7 @@ class RowReductionsBody(RowsBody):
         at_once = grid.rows_at_once * grid.each * grid.parts
         mask: Mask = None
         if beyond or (grid.rows_at_once > 1 and not known_equal(count, at_once)):
-            mask = b.icmp("slt", number, b.index(count))
-            number = b.select(mask, number, 0)
+            number, mask = b.below(number, count)
         return {**self.group, **self._coordinates(number, axes)}, mask
 
     # What is read while the row before is computed.
@@ -159,7 +157,7 @@ class RowReductionsBody(RowsBody):
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
             constant = self.kernel.buffer(load.buffer).role is Role.INPUT
             raw = self._load(load.buffer, load.index, where, constant=constant)
-            words += packed(self.b, raw)
+            words += _packed(self.b, raw)
         return words
 
     def _unpacked(self, words: Sequence[Value]) -> dict[tuple[str, Index, int], Values]:
@@ -168,8 +166,8 @@ class RowReductionsBody(RowsBody):
         for load, tile in self._reads:
             dtype, step = self.kernel.buffer(load.buffer).dtype, self._step_of(load.index)
             width = 1 if known_equal(step, 0) else self.width
-            count = words_of(memory_kind(dtype), width)
-            raw = unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
+            count = _words_of(memory_kind(dtype), width)
+            raw = _unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
             loaded[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)
             first += count
         return loaded
@@ -289,3 +287,27 @@ class RowReductionsBody(RowsBody):
             return values
         kinds = [(fold.op, self._dtype(fold)) for fold in folds]
         return reduce_teams(self.b, kinds, values, self.grid.team, self.grid.threads)
+
+
+def _words_of(kind: str, count: int) -> int:
+    """How many values so many numbers are carried as."""
+    return count // 2 if _is_packed(kind, count) else count
+
+
+def _is_packed(kind: str, count: int) -> bool:
+    return BITS[kind] == 16 and count % 2 == 0
+
+
+def _packed(b: Simt, values: Sequence[Value]) -> list[Value]:
+    """Pairs of 16-bit numbers as words: each pair that a loop carries takes one register then."""
+    if not _is_packed(values[0].kind, len(values)):
+        return list(values)
+    words = [b.convert("zext", b.bits(each) if each.kind.startswith("f") else each, "i32") for each in values]
+    return [b.or_(low, b.shl(high, 16)) for low, high in zip(words[::2], words[1::2], strict=True)]
+
+
+def _unpacked(b: Simt, words: Sequence[Value], kind: str, count: int) -> list[Value]:
+    if not _is_packed(kind, count):
+        return list(words)
+    halves = [b.convert("trunc", each, "i16") for word in words for each in (word, b.lshr(word, 16))]
+    return [b.from_bits(each) for each in halves] if kind.startswith("f") else halves

@@ -176,7 +176,7 @@ class RowsBody(PhaseBody):
         few tiles, into float64 if there are many, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.grid.tiles, self._tiles_at_once(stage)
         dtypes = {fold.out: self.dtypes[fold.value] for fold in folds}
-        sums = {fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point}
+        sums = [fold.out for fold in folds if fold.op == "sum" and dtypes[fold.out].is_floating_point]
         is_wide = is_symsize(tiles) or tiles > _NARROW_TILES
         zero = b.const("f64", 0.0)
         totals = {
@@ -323,8 +323,7 @@ class RowsBody(PhaseBody):
         if grid.padded:
             self.lane_masks = tuple(b.icmp("slt", b.add(col, lane), b.index(count)) for lane in range(grid.width))
         if is_symsize(count) or count % grid.stride:  # of a size that varies, loops may come to tiles behind the last
-            mask = b.icmp("slt", col, b.index(count))
-            col = b.select(mask, col, 0)
+            col, mask = b.below(col, count)
         where = self._coordinates(col, self.kernel.cols)
         for bound in grid.bounds:
             if is_symsize(bound.size) or is_symsize(bound.chunk) or bound.size % bound.chunk:

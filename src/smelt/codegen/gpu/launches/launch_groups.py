@@ -16,8 +16,7 @@ from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.bodies.rows_body import Rows
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.grids import Grid, KernelGrids
-from smelt.codegen.gpu.host import lowered
-from smelt.codegen.gpu.simt import WORKSPACE, Simt, has_wide_floats
+from smelt.codegen.gpu.simt import WORKSPACE, Simt
 from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
@@ -98,7 +97,9 @@ def _parameter(b: Simt, number: Value, like: Value) -> Value:
     return b.convert("inttoptr", parameter, like.kind)
 
 
-def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode | None:
+def emit_group(
+    simt: type[Simt], symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True
+) -> EntryCode | None:
     """One grid for kernels whose buffers come one kernel's after the other's: pointwise ones along a line that differ
     in their length alone, or equal ones that reduce short rows. None for others."""
     shared = _body(kernels)
@@ -112,7 +113,7 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
         return None
     known = []
     for number, grid in enumerate(grids.phases):
-        code = _emit_phase(f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
+        code = _emit_phase(simt, f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
         if code is None:
             return None
         known.append(code)
@@ -126,6 +127,7 @@ def emit_group(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligne
 
 
 def _emit_phase(
+    simt: type[Simt],
     symbol: str,
     grids: KernelGrids,
     grid: Grid,
@@ -141,19 +143,16 @@ def _emit_phase(
     blocks = [as_integer(expression_of(grid.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
     names = [buffer.name for buffer in body.parameters]
-    b = Simt(
-        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=grid.threads, block=_OWN, parameters=names,
-        aligned=aligned, resident=grid.resident, predicates=grid.has_predicates, places=dict(grids.places),
-    )  # fmt: skip
+    how = {"buffers": buffers, "block": _OWN, "parameters": names, "places": dict(grids.places), "aligned": aligned}
+    b = grid.builder(simt, body, target, symbol, Sizes(buffers), "i64", **how)
     workspace = as_integer(grids.workspace)
     if workspace:
         b.workspace_memory = param("own_workspace", WORKSPACE.kind)
-    b.has_wide_floats = has_wide_floats(body)
     grid.write(b)
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     phase = GridPhase(symbol, sum(blocks), grid.threads, b.shared_size, b.has_barrier)
-    function = lowered(b, _grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
+    function = b.lowered(_grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
     return function, tuple(b.helpers.values()), phase
 
 

@@ -14,9 +14,8 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import Points
 from smelt.codegen.gpu.grid_plan import plan, uses_wide_positions
 from smelt.codegen.gpu.grids import Grid
-from smelt.codegen.gpu.host import lowered
 from smelt.codegen.gpu.products.few_rows_body import FewRows
-from smelt.codegen.gpu.simt import Simt, has_wide_floats
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.loops.builder import param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
@@ -28,7 +27,9 @@ from smelt.symbolic.symsize import is_symsize
 _OWN = "own"  # the number of a block among those of its kernel
 
 
-def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool) -> EntryCode | None:
+def emit_side_by_side(
+    simt: type[Simt], symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool
+) -> EntryCode | None:
     """The grid, whose buffers come one kernel's after the other's; None if some kernel is neither pointwise nor a
     product of few rows, or grids have different numbers of threads."""
     if any(kernel.early is None for kernel in kernels):
@@ -44,11 +45,9 @@ def emit_side_by_side(symbol: str, kernels: Sequence[Kernel], target: Target, *,
     sizes, builders, first = Sizes(total), list[Simt](), 0
     for grid, kernel in zip(grids, kernels, strict=True):
         names = [*[""] * first, *(buffer.name for buffer in kernel.parameters)]
-        b = Simt(
-            target, symbol, sizes, kind, buffers=total, threads=grid.threads, predicates=grid.has_predicates,
-            block=param(f"{_OWN}{len(builders)}", kind), parameters=names, aligned=aligned, early=grid.kernel.early,
-        )  # fmt: skip
-        b.has_wide_floats = has_wide_floats(kernel)
+        block = param(f"{_OWN}{len(builders)}", kind)
+        how = {"buffers": total, "block": block, "parameters": names, "aligned": aligned, "early": grid.kernel.early}
+        b = grid.builder(simt, kernel, target, symbol, sizes, kind, **how)
         if builders:
             b.follow(builders[-1])
         grid.write(b)
@@ -77,7 +76,7 @@ def _joined(symbol: str, builders: Sequence[Simt], grids: Sequence[Grid]) -> Ent
         else:
             code = own
     whole.body = code
-    function = lowered(whole, whole.grid_function())
+    function = whole.lowered(whole.grid_function())
     phase = GridPhase(
         symbol, starts[-1], whole.threads, whole.shared_size, whole.has_barrier, overlaps=whole.overlaps
     )  # fmt: skip

@@ -228,14 +228,6 @@ class FewRowsBody(PhaseBody):
         values = [cast(b, from_memory(b, each, dtype), dtype, self.contract.dtype) for each in raw]
         return values if mask is None else [b.select(mask, each, self.zero) for each in values]
 
-    def lanes_added(self, value: Value, first: int, last: int) -> Value:
-        """With what other lanes have, `first` apart and further."""
-        distance = first
-        while distance < last:
-            value = self.b.fadd(value, self.b.shuffle_xor(value, distance))
-            distance *= 2
-        return value
-
     def held(self, row: int | Value, col: Value | int) -> Value:
         """Where a warp's sum is in shared memory."""
         b, grid, cols = self.b, self.grid, self.grid.split.cols
@@ -251,8 +243,7 @@ class FewRowsBody(PhaseBody):
             number = b.add(b.thread(), turn * grid.threads) if turn else b.thread()
             mask: Mask = None
             if (turn + 1) * grid.threads > total:
-                mask = b.icmp("slt", number, b.index(total))
-                number = b.select(mask, number, 0)
+                number, mask = b.below(number, total)
             col, row = b.and_(number, cols - 1), b.lshr(number, cols.bit_length() - 1)
             team = b.lshr(col, split.cols.bit_length() - 1)
             at = b.add(b.mul(team, split.warps * apart), b.add(b.mul(row, split.cols), b.and_(col, split.cols - 1)))
@@ -310,7 +301,7 @@ class AlongBody(FewRowsBody):
 
     def kept(self, array: int, sums: list[Value]) -> None:
         b, cols = self.b, self.grid.split.cols
-        whole = [self.lanes_added(each, 1, self.grid.warp) for each in sums]
+        whole = [b.across_lanes(each, b.fadd, 1, self.grid.warp) for each in sums]
         with b.where(b.icmp("eq", b.lane(), 0)):
             for place, each in enumerate(whole):
                 b.store_shared(array, self.held(place // cols, b.index(place % cols)), each)
@@ -358,7 +349,7 @@ class AcrossBody(FewRowsBody):
 
     def kept(self, array: int, sums: list[Value]) -> None:
         b, grid = self.b, self.grid
-        whole = [self.lanes_added(each, self.lanes, grid.warp) for each in sums]
+        whole = [b.across_lanes(each, b.fadd, self.lanes, grid.warp) for each in sums]
         with b.where(b.icmp("slt", b.lane(), self.lanes)):
             for place, each in enumerate(whole):
                 row, way = divmod(place, grid.vector)

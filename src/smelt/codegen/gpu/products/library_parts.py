@@ -21,7 +21,6 @@ from smelt.codegen.axes import dense_index
 from smelt.codegen.gpu.kernel_slices import in_order, leading_to, with_buffers
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
-    Axis,
     Buffer,
     Cast,
     Compute,
@@ -35,14 +34,10 @@ from smelt.ir.kernel import (
     Store,
 )
 from smelt.ir.products.library_product import LibraryProduct, Operand, is_library_product, library_product, sides
-from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import hint, is_symsize, known_equal
+from smelt.symbolic.shapes import product
+from smelt.symbolic.symsize import known_equal
 
 _ADDS_BIAS = (torch.float16, torch.bfloat16, torch.float32)  # dtypes that libraries add a bias in
-# Matrix units write sixteen bytes at a time. Into lines of another length, such as a vocabulary, libraries multiply two
-# or three times as long; what large products write is copied then.
-_ALIGNED_BYTES = 16
-_WORTH_A_COPY = 1 << 30  # multiplications
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +145,16 @@ def _stored(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts | N
     if len(users) != 1 or not isinstance(users[0], Store) or len(body) != len(head.code) + 1:
         return None
     multiplied = _product(kernel, contract, head, users[0].buffer, users[0].index)
-    return None if multiplied is None or _is_misaligned(multiplied) else LibraryParts(kernel, multiplied, None)
-
-
-def _is_misaligned(multiplied: LibraryProduct) -> bool:
-    """Whether lines of the result begin where matrix units do not write, and that takes longer than a copy."""
-    result, sizes = multiplied.result, (multiplied.rows, multiplied.cols, multiplied.terms, *multiplied.batch)
-    work = product(map(hint, sizes))
-    line = result.row if known_equal(result.col, 1) else result.col
-    narrow = result.dtype.itemsize == 2 and not is_symsize(line)
-    return narrow and line * result.dtype.itemsize % _ALIGNED_BYTES != 0 and work >= _WORTH_A_COPY
+    return None if multiplied is None else LibraryParts(kernel, multiplied, None)
 
 
 def _with_rest(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts | None:
     """With the result in the workspace."""
     rows, cols, batch = sides(contract, kernel.rows + kernel.cols)
     axes = kernel.rows + kernel.cols
-    line = product(axis.size for axis in cols)
-    lacks = 0 if is_symsize(line) else -line % (_ALIGNED_BYTES // head.dtype.itemsize)
-    at, count = _dense_lines(batch + rows, cols, line + lacks)
-    sums = Buffer(f"{contract.out}.sums", head.dtype, count, Role.OUTPUT)
-    store = in_order(Store(sums.name, at, head.value), axes)
+    order = batch + rows + cols
+    sums = Buffer(f"{contract.out}.sums", head.dtype, product(axis.size for axis in order), Role.OUTPUT)
+    store = in_order(Store(sums.name, dense_index(order), head.value), axes)
     assert isinstance(store, Store)
     multiplied = _product(kernel, contract, head, sums.name, store.index)
     if multiplied is None:
@@ -183,12 +167,6 @@ def _with_rest(kernel: Kernel, contract: Contract, head: _Head) -> LibraryParts 
     loop = Stage(True, (Load(head.value, sums.name, store.index), *_left(kernel, head)))
     rest = with_buffers(kernel, [loop], [replace(sums, role=Role.INPUT)], f"{kernel.name}.rest")
     return LibraryParts(multiplying, multiplied, rest)
-
-
-def _dense_lines(rows: Sequence[Axis], cols: Sequence[Axis], line: Size) -> tuple[Index, Size]:
-    """Where a point is in an array of lines that have room for so many elements, and how many the array has."""
-    outer = tuple((name, step * line) for name, step in dense_index(rows).terms)
-    return Index((*outer, *dense_index(cols).terms)), product(axis.size for axis in rows) * line
 
 
 def _left(kernel: Kernel, head: _Head) -> list[Instruction]:

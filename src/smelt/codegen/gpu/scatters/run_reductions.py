@@ -9,21 +9,31 @@ element.
 
 Each chunk leaves two entries for the next level: one for its first run, if that began in an earlier chunk, and one for
 its last, if that continues. Where there is no such run, the entry has its key and the neutral element. So keys stay
-sorted, and equal keys stay adjacent.
+sorted, and equal keys stay adjacent. Each level has a far shorter list:
+
+    1,000,000 entries in chunks of 32  →  62,500 in chunks of 32  →  3,908  →  246  →  16 in one chunk
 """
+
+from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.grids import POINT_THREADS, Grid
 from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.scatters.scatter_kernels import Places
+from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
+from smelt.codegen.gpu.scatters.stable_sort import SortedEvents
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.loops.builder import TRUE
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
-from smelt.ir.kernel import Kernel
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import Buffer, Kernel, Role
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import known_equal
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
+
+_CHUNKS = (8, 32)  # entries of a chunk: short ones where there are few threads otherwise
+_ENOUGH_THREADS = 132 * 1024
+_ONE_CHUNK = 64  # so many are reduced by one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,7 @@ class RunReductionBody(PhaseBody):
     def write(self) -> None:
         b, level = self.b, self.grid
         thread = b.add(b.mul(b.block_number(), self.grid.threads), b.thread())
-        mine = b.icmp("slt", thread, b.index(level.chunks * self.inner))
-        thread = b.select(mine, thread, 0)
+        thread, mine = b.below(thread, level.chunks * self.inner)
         chunk, self.point = self._split(thread)
         self.rows = self._coordinates(self.point, self.places.inner)
         first = b.mul(chunk, b.index(level.chunk))
@@ -177,3 +186,38 @@ class RunReductionBody(PhaseBody):
             place = b.add(b.mul(entry, b.index(self.inner)), self.point)
             with b.where(mask):
                 b.store_global(b.pointer(to_values), place, [to_memory(b, value, self.dtype)])
+
+
+def run_levels(places: Places, events: SortedEvents) -> list[RunLevel]:
+    levels: list[RunLevel] = []
+    dtype = value_dtypes(places.kernel)[places.scatter.value]
+    inner = product(axis.size for axis in places.inner)
+    count, keys, values = places.event_count, events.keys, None
+    while True:
+        level = len(levels)
+        inputs = [replace(keys, role=Role.INPUT)]
+        inputs.append(replace(events.order if values is None else values, role=Role.INPUT))
+        last = hint(count) <= _ONE_CHUNK
+        enough = hint(count) * hint(inner) // _CHUNKS[1] >= _ENOUGH_THREADS
+        # One more where the count varies: none are no chunk then.
+        whole = count + 1 if is_symsize(count) else count
+        chunk = whole if last else _CHUNKS[1] if enough else _CHUNKS[0]
+        order, source = (events.order.name, "") if values is None else (None, values.name)
+        run_level = RunLevel(places.kernel, places, count, chunk, keys.name, order, source)
+        new: list[Buffer] = []
+        if not last:
+            entries = 2 * run_level.chunks
+            stem = f"{places.scatter.buffer}.level{level}"
+            new = [Buffer(f"{stem}.keys", places.dtype, entries, Role.OUTPUT)]
+            new.append(Buffer(f"{stem}.values", dtype, entries * inner, Role.OUTPUT))
+            run_level = replace(run_level, further=(new[0].name, new[1].name))
+        levels.append(replace(run_level, kernel=_kernel(places, [*inputs, *new], level)))
+        if last:
+            return levels
+        (keys, values), count = new, 2 * run_level.chunks
+
+
+def _kernel(places: Places, extra: list[Buffer], level: int) -> Kernel:
+    kernel = places.kernel
+    fold = loop(kernel, kernel.cols, kernel.instructions(), (), f"fold{level}")
+    return replace(fold, buffers=(*fold.buffers, *extra))

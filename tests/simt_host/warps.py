@@ -7,7 +7,7 @@ loaded at an address that differs, and what is computed from these. A branch tha
 straight-line code whose stores have a mask. Atomic operations and calls are done lane by lane, in a loop.
 
 So every schedule runs on machines without a GPU. The caller runs the warps of a block one after another, each up to its
-next barrier (`csrc/runner`). It is written for correctness, not speed.
+next barrier (`csrc/gpu/host_grid.c`). It is written for correctness, not speed.
 """
 
 import itertools
@@ -15,10 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+import torch
+
 from smelt.codegen.cpu.target import describe_host
+from smelt.codegen.gpu.gpu_generator import GpuGenerator
 from smelt.codegen.gpu.simt import MMA_WARP, SHARED_NAME, WORKSPACE, Mask, Simt, both
+from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops import builder
 from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
+from smelt.codegen.loops.scalars import cast
 from smelt.device import Target
 from smelt.ir import loops
 from smelt.ir.loops import CompareExchange, For, Function, If, Node, Repeat, Value, walk
@@ -36,7 +41,6 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
         describe_host(),
         name=name,
         warp_size=warp,
-        warps_are_vectors=True,
         cluster_blocks=cluster,
         multiplies_matrices=warp == MMA_WARP,
         access_lanes=1,
@@ -47,24 +51,39 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
     )
 
 
-def shared_apart(b: Simt) -> int:
-    """Bytes between the shared memory of two blocks of a cluster."""
-    return -(-b.shared_bytes // 16) * 16
+class HostSimt(Simt):
+    """Writes the function of a thread, which is then rewritten to that of a warp."""
+
+    @property
+    def shared_apart(self) -> int:
+        """Bytes between the shared memory of two blocks of a cluster."""
+        return -(-self.shared_bytes // 16) * 16
+
+    def narrow_pair(self, pair: Sequence[Value], kind: str) -> Value:
+        dtype = torch.float16 if kind == "f16" else torch.bfloat16
+        bits = [self.convert("bitcast", cast(self, each, torch.float32, dtype), "i16") for each in pair]
+        halves = [self.convert("zext", each, "i32") for each in bits]
+        return self.or_(halves[0], self.shl(halves[1], 16))
+
+    def lowered(self, function: Function) -> Function:
+        return warp_function(self, function)
+
+    def launched(self, blocks: Size) -> tuple[Size, int, int]:
+        """On the host a block is a whole cluster."""
+        if self.cluster == 1:
+            return super().launched(blocks)
+        return blocks // self.cluster, self.threads * self.cluster, self.shared_apart * self.cluster
 
 
-def launched(b: Simt, blocks: Size) -> tuple[Size, int, int]:
-    """Blocks of a launch, threads of each, and bytes of their shared memory. On the host a block is a whole cluster."""
-    if b.cluster == 1 or not b.target.warps_are_vectors:
-        return blocks, b.threads, b.shared_size
-    return blocks // b.cluster, b.threads * b.cluster, shared_apart(b) * b.cluster
+class HostGenerator(GpuGenerator):
+    """For the processor this runs on: so that GPU schedules run where there is no GPU."""
+
+    simt = HostSimt
+    load = staticmethod(llvm_compile.load)
+    assemble = staticmethod(llvm_compile.assemble_module)
 
 
-def lowered(b: Simt, function: Function) -> Function:
-    """What the target runs, of the function of a thread that `b` wrote."""
-    return warp_function(b, function) if b.target.warps_are_vectors else function
-
-
-def warp_function(source: Simt, function: Function) -> Function:
+def warp_function(source: HostSimt, function: Function) -> Function:
     """The function of one warp. A launched block is a whole cluster: the warps of all its blocks, whose shared
     memories are consecutive."""
     warp = _Warp(source)
@@ -76,7 +95,7 @@ def warp_function(source: Simt, function: Function) -> Function:
 class _Warp:
     """A function being rewritten. `values`: what has been defined, as scalars where all threads have the same."""
 
-    def __init__(self, source: Simt) -> None:
+    def __init__(self, source: HostSimt) -> None:
         self.source = source
         self.b = b = Builder(source.target, source.symbol)
         self.values: dict[str, Value] = {}
@@ -208,7 +227,7 @@ class _Warp:
 
     def _of_block(self, shared: Value, rank: Value) -> Value:
         """The same place in the shared memory of a block so many behind."""
-        by = self.b.mul(self.b.convert("sext", rank, "i64"), shared_apart(self.source))
+        by = self.b.mul(self.b.convert("sext", rank, "i64"), self.source.shared_apart)
         return self.b.element(shared, "i8", by)
 
     def _call(self, out: Value | None, name: str, args: Sequence[Value]) -> None:
