@@ -5,6 +5,8 @@
 Each model is small and has random float32 weights. Each mode generates from prompts of different lengths, then from the
 first again. One line per model and mode: whether the tokens equal eager's, graphs compiled in each call, processor
 seconds of the first call, tokens per second of eager and of smelt when the lengths repeat, and what else was counted.
+The last lines list models and modes with other tokens, with graph breaks and with more than three graphs.
+`--without-rates` skips the tokens per second.
 """
 
 import argparse
@@ -80,6 +82,14 @@ MODELS: dict[str, Model] = {
         | {"v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
         | {"first_k_dense_replace": 1, "moe_intermediate_size": 16},
     ),
+    "opt": Model(
+        "OPTForCausalLM",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
+        | {"max_position_embeddings": 128},
+    ),
+    "gptj": Model("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128}),
+    "bert": Model("BertLMHeadModel", TEXT | {"is_decoder": True}),
+    "gemma2": Model("Gemma2ForCausalLM", GROUPED | {"sliding_window": 128}),
     "bloom": Model("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "falcon": Model("FalconForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
     "gpt_neox": Model("GPTNeoXForCausalLM", TEXT),
@@ -210,8 +220,14 @@ def counted() -> Settings:
     return {name: smelt.counters[name] for name in COUNTED}
 
 
-def measure(name: str, mode: str, tokens: int, lengths: tuple[int, ...], wrap: str) -> str:
-    """One line of the table."""
+MOST_GRAPHS = 3
+FAULTS = ("other tokens", "graph breaks", f"more than {MOST_GRAPHS} graphs")
+
+
+def measure(
+    name: str, mode: str, tokens: int, lengths: tuple[int, ...], wrap: str, rates: bool
+) -> tuple[str, list[str]]:
+    """One line of the table, and which of `FAULTS` it shows."""
     smelt.reset()
     chosen = MODELS[name]
     eager, ours = chosen.build(), chosen.build()
@@ -228,13 +244,15 @@ def measure(name: str, mode: str, tokens: int, lengths: tuple[int, ...], wrap: s
     last = counted()
     totals = [0, *(each["graphs"] for each in (*counts, last))]
     graphs = "+".join(str(after - before) for before, after in itertools.pairwise(totals))
-    rates = [tokens / generate(model, chosen.prompt, mode, tokens, lengths[-1])[1] for model in (eager, ours)]
+    speed = ""
+    if rates:
+        seconds = [generate(model, chosen.prompt, mode, tokens, lengths[-1])[1] for model in (eager, ours)]
+        speed = f"tokens/s {tokens / seconds[0]:6.0f} → {tokens / seconds[1]:6.0f}  "
     others = " ".join(f"{key}={last[key]}" for key in COUNTED[1:] if last[key])
     verdict = "same" if same else "OTHER TOKENS"
-    return (
-        f"{name:12} {mode:16} {verdict:12} graphs {graphs:8} first {results[0][1]:6.2f} s  "
-        f"tokens/s {rates[0]:6.0f} → {rates[1]:6.0f}  {others}"
-    )
+    shown = (not same, last["graph_breaks"] > 0, last["graphs"] > MOST_GRAPHS)
+    line = f"{name:12} {mode:16} {verdict:12} graphs {graphs:8} first {results[0][1]:6.2f} s  {speed}{others}"
+    return line, [fault for fault, is_shown in zip(FAULTS, shown, strict=True) if is_shown]
 
 
 def main() -> None:
@@ -247,17 +265,27 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[7, 11])
     parser.add_argument("--wrap", choices=("forward", "model"), default="forward")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--without-rates", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore", FutureWarning)
+    rows, faults = 0, dict[str, list[str]]()
     for name in args.models:
         for mode in args.modes:
             reason = _why_eager_refuses(name, mode)
             if reason:
                 print(f"{name:12} {mode:16} eager refuses: {reason}", flush=True)
-            else:
-                print(measure(name, mode, args.tokens, tuple(args.lengths), args.wrap), flush=True)
+                continue
+            lengths, rates = tuple(args.lengths), not args.without_rates
+            line, shown = measure(name, mode, args.tokens, lengths, args.wrap, rates)
+            print(line, flush=True)
+            rows += 1
+            for fault in shown:
+                faults.setdefault(fault, []).append(f"{name} {mode}")
+    print(f"{rows} rows")
+    for fault in FAULTS:
+        print(f"{fault}: {', '.join(faults.get(fault, ['none']))}")
 
 
 def _why_eager_refuses(name: str, mode: str) -> str:

@@ -111,6 +111,8 @@ def grid_of(size: Size, way: Way | None = None, split: Split | None = None) -> F
     if isinstance(grid, str) or split is None:
         return grid
     way = way or grid.way
+    if size.groups and way is not grid.way:
+        return f"{way.value} does not apply"
     threads = split.warps * split.teams * TARGET.warp_size
     return replace(grid, way=way, body=BODIES.get(way, grid.body), split=split, threads=threads)
 

@@ -529,6 +529,8 @@ def _index_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     picks += [torch.zeros(3, 2, dtype=torch.int32).t()[:, None]]
     for shape in ((3, 2), (2, 3, 4), (2, 3, 4, 5), (2, 1, 3), (1, 1, 2)):
         for x in _layouts(shape, torch.float32):
+            for mask in (x > 0, x[..., :1] > 0, x[None] > 0):
+                yield aten.masked_scatter.default, (x, mask, torch.randn(2 * x.numel())), {}
             for _ in range(12):
                 indices = random.choices(picks, k=random.randint(1, len(shape)))
                 with contextlib.suppress(RuntimeError, IndexError):

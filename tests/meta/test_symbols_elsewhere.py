@@ -129,6 +129,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "norm": lambda g, n, m: aten.linalg_vector_norm(g(n, 8)),
     "where": lambda g, n, m: aten.where(g(n, 8, dtype=torch.bool), g(n, 8), g(n, 8)),
     "masked_fill": lambda g, n, m: aten.masked_fill(g(n, 8), g(n, 8, dtype=torch.bool), 1.0),
+    "masked_scatter": lambda g, n, m: aten.masked_scatter(g(n, 8), g(n, 1, dtype=torch.bool), g(m, 8)),
     "cumprod": lambda g, n, m: aten.cumprod(g(n, 8), 0),
     "logcumsumexp": lambda g, n, m: aten.logcumsumexp(g(n, 8), 0),
     "roll": lambda g, n, m: aten.roll(g(n, 8), [1], [0]),

@@ -75,8 +75,16 @@ def test_no_cache_is_copied(name: str) -> None:
         ("llama", "beams", 2),
         ("llama", "sample", 2),
         ("llama", "assisted", 3),
-        ("gemma3", "greedy", 3),  # a window: tokens before and after it is full
+        ("llama", "static", 3),  # tokens in a cache of the first size, and of any size
+        ("llama", "chunked", 3),  # the first chunk, later ones, and tokens
+        ("bloom", "lookup", 3),  # the prompt, one token, and several
+        ("falcon", "greedy", 2),
+        ("gemma3", "greedy", 4),  # a window: prompts and tokens before and after it is full
         ("t5", "greedy", 3),  # a cache of one token has a graph of its own
+        ("t5", "static", 2),
+        ("llava", "static", 3),
+        ("llava", "uncached", 2),
+        ("mamba", "greedy", 3),
     ],
 )
 def test_modes_of_generation(name: str, mode: str, most: int) -> None:
@@ -86,7 +94,8 @@ def test_modes_of_generation(name: str, mode: str, most: int) -> None:
     for prepare in (lambda model: model, lambda model: benchmark.compiled(model, "forward")):
         model = chosen.build()
         model.assistant = [chosen.build()]
-        outputs.append(benchmark.generate(prepare(model), chosen.prompt, mode, TOKENS, 7)[0])
-    assert torch.equal(*outputs)
+        prepare(model)
+        outputs.append([benchmark.generate(model, chosen.prompt, mode, TOKENS, length)[0] for length in (7, 11)])
+    assert all(map(torch.equal, *outputs))
     assert smelt.counters["graphs"] <= most
-    assert smelt.counters["graph_breaks"] == 0
+    assert smelt.counters["graph_breaks"] == smelt.counters["eager_graphs"] == 0

@@ -307,10 +307,19 @@ class Node:
         return Node(self.env, not self.guard_bool("", 0))
 
     def sym_and(self, other: "Node") -> "Node":
-        return Node(self.env, self.guard_bool("", 0) and other.guard_bool("", 0))
+        return self._joined(other, decisive=False)
 
     def sym_or(self, other: "Node") -> "Node":
-        return Node(self.env, self.guard_bool("", 0) or other.guard_bool("", 0))
+        return self._joined(other, decisive=True)
+
+    def _joined(self, other: "Node", decisive: bool) -> "Node":
+        """The conjunction or disjunction of two conditions. An operand that is a constant adds no guard: it decides, or
+        the result is the other operand, which may never be asked."""
+        for one, another in ((self, other), (other, self)):
+            if isinstance(one._what, bool):
+                return one if one._what is decisive else another
+        first = self.guard_bool("", 0)
+        return Node(self.env, first if first is decisive else other.guard_bool("", 0))
 
     and_, or_ = sym_and, sym_or
 

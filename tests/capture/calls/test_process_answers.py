@@ -177,6 +177,19 @@ def test_a_cached_function_that_can_see_writes_waits_for_them(cached: Any) -> No
     torch.testing.assert_close(smelt.compile(between, backend="eager")(x), x * expected)
 
 
+def test_a_cached_function_that_is_promised_to_be_constant_is_called() -> None:
+    @functools.lru_cache
+    @torch._dynamo.assume_constant_result
+    def promised(n: int) -> int:
+        return int(eval("n * 3"))
+
+    def between(x: torch.Tensor) -> torch.Tensor:
+        HOLDER.value = 7
+        return x * promised(2)
+
+    torch.testing.assert_close(smelt.compile(between, backend="eager", fullgraph=True)(x), x * 6)
+
+
 def test_sympy_runs_in_python_as_a_whole() -> None:
     sympy = pytest.importorskip("sympy")
 

@@ -79,6 +79,58 @@ def test_a_window_takes_graphs_for_before_and_after_it_is_full() -> None:
     assert smelt.counters["graphs"] <= 5  # prompts and tokens before and after it is full, and one of other strides
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_cropped_cache_takes_no_further_graph(rows: int) -> None:
+    compiled, model = smelt.compile(Model()), Model()
+    for prompt in (7, 4):
+        caches = Cache(), Cache()
+        for length, dropped in ((prompt, 0), (1, 0), (3, 2), (1, 0), (4, 1), (2, 1), (1, 0)):
+            ids = torch.arange(rows * length).reshape(rows, length) % 20
+            for cache in caches:
+                cache.length -= dropped
+                cache.keys = [keys if keys is None or not dropped else keys[:, :-dropped] for keys in cache.keys]
+            torch.testing.assert_close(compiled(ids, caches[0]), model(ids, caches[1]))
+    assert smelt.counters["graphs"] == 3  # for the prompt, for one token and for several
+
+
+def test_parts_of_prompts_of_any_length_take_one_graph() -> None:
+    compiled, model = smelt.compile(Model()), Model()
+    for length in (7, 11):
+        caches = Cache(), Cache()
+        prompt = torch.arange(2 * length).reshape(2, length) % 20
+        for part in (*prompt.split(4, 1), prompt[:, :1]):
+            torch.testing.assert_close(compiled(part, caches[0]), model(part, caches[1]))
+    assert smelt.counters["graphs"] == 3
+
+
+class Buffered(Cache):
+    """Writes keys into a buffer of a size that the cache is given."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.position = torch.tensor(0)
+
+    def update(self, layer: int, new: torch.Tensor) -> torch.Tensor:
+        old = self.keys[layer]
+        keys = torch.zeros(new.shape[0], self.room, new.shape[2]) if old is None else old
+        self.keys[layer] = keys
+        keys.index_copy_(1, self.position + torch.arange(new.shape[1]), new)
+        if layer == 1:
+            self.position += new.shape[1]
+        return keys
+
+
+@torch.no_grad()
+def test_buffers_of_any_room_take_one_graph_for_prompts() -> None:
+    compiled = smelt.compile(Model())
+    for length, room in ((7, 16), (5, 20), (9, 18)):
+        expected = generate(Model(), Buffered(room), length)
+        torch.testing.assert_close(generate(compiled, Buffered(room), length), expected)
+    assert smelt.counters["graphs"] == 3  # for prompts, for tokens in the first room and in others
+    assert smelt.counters["sizes_refused"] == smelt.counters["graph_breaks"] == 0
+
+
 def test_a_cache_that_eager_filled_is_open_from_the_first_compiled_call() -> None:
     model, cache, expected = Model(), Cache(), Cache()
     for each in (cache, expected):

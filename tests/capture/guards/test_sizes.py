@@ -145,6 +145,14 @@ def test_two_sizes_that_must_agree_and_two_that_need_not() -> None:
     assert follow(joined, [(torch.randn(n), torch.randn(m)) for n, m in sizes]) == (3, 2)
 
 
+def test_a_layout_that_other_strides_decide_is_no_guard() -> None:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        return -x.transpose(1, 2)[..., 4:]  # contiguous only if 32 is 4 and 8 is 4 times the size
+
+    x = torch.randn(1, 7, 4, 8)
+    assert follow(rotated, [(x,), (x[:, :3].clone(),), (x[:, :2].clone(),)]) == (2, 1)
+
+
 def test_broadcasting_is_not_agreement() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y

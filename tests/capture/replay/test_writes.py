@@ -312,6 +312,36 @@ def test_what_cannot_be_followed_is_a_break() -> None:
     assert torch.equal(result, torch.full((2,), 3.0)) and torch.equal(Target.value, torch.full((2,), 2.0))
 
 
+def test_writes_to_other_tensors_than_one_that_is_formatted() -> None:
+    def program(x: torch.Tensor, total: torch.Tensor) -> Any:
+        text = f"{x.sum()}"
+        total.add_(1)
+        return text, total * 2
+
+    whole(program, lambda: {"total": torch.zeros(2)})
+
+
+def test_writes_to_a_tensor_that_is_formatted_wait() -> None:
+    def computed(x: torch.Tensor, total: torch.Tensor) -> Any:
+        y = x.sum()
+        text = f"{y}"
+        y.view(1).add_(1)
+        return text, y
+
+    def given(x: torch.Tensor, total: torch.Tensor) -> Any:
+        text = f"{total}"
+        x.add_(1)
+        return text, x
+
+    for program in (computed, given):
+        memory = torch.ones(2)
+        expected = program(torch.ones(2), torch.ones(2)) if program is computed else program(memory, memory[:1])
+        memory = torch.ones(2)
+        runner = Captured()
+        assert str(runner(program, memory, memory[:1])) == str(expected)
+        assert runner.break_codes[0] == "B005"
+
+
 def test_sets() -> None:
     def program(x: torch.Tensor, seen: set[Any]) -> Any:
         seen.add("b")

@@ -3,7 +3,8 @@
     flag("sdpa")   →   the answer; guard: the function still has this very answer for "sdpa"
 
 It is called as it is called once for the same arguments. What it would see must be real: nothing that it can come upon
-may be what the captured code has yet to write to. Another process, which has other answers, asks again in the same
+may be what the captured code has yet to write to, unless `torch._dynamo.assume_constant_result` says that its answer
+does not depend on that. Another process, which has other answers, asks again in the same
 order (`recalling`).
 """
 
@@ -53,11 +54,16 @@ def is_remembered(answer: Any, misses: int, args: tuple[Any, ...], kwargs: dict[
         return False  # for the program to see, where it calls it
 
 
+def _is_promised_constant(function: Any) -> bool:
+    """Whether the program says that the answer of a cached function never changes."""
+    return getattr(getattr(function, "__wrapped__", None), "_dynamo_marked_constant", False) is True
+
+
 def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The answer of such a function, relied on."""
     real, tree = function.value, interp.tree
     name = getattr(real, "__qualname__", "a function")  # one of `functools.partial` has none
-    stale = interp.externals.stale_objects()
+    stale = None if _is_promised_constant(real) else interp.externals.stale_objects()
     if stale and (why := why_reachable(real, stale)) is not None:
         how = "which is cached and may look at what was written before"
         raise Unsupported("B002", f"{name}, {how}, by {why},")

@@ -4,7 +4,8 @@
                                                   keys: [2, 4, s0, 8] left behind         →   keys.shape[2], in the next
 
 A capture that leaves grown state behind is repeated with symbols for the inputs' sizes that the state grew by. Sizes
-and numbers that a capture leaves behind in symbols are symbols in the next capture.
+and numbers that a capture leaves behind in symbols are symbols in the next capture. Buffers that inputs are written
+into count as grown: the next prompt has another length, and the next buffer may have another.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from smelt.capture.model.container_changes import unchanged
 from smelt.capture.model.source import Source
 from smelt.capture.model.values import Constant, Instance, LazyItem, Mapping, Number, Sequence, Slots, Tensor
 from smelt.capture.tape.tape import Tape
-from smelt.symbolic.symnode import is_symbolic
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.symnode import is_symbolic, meaning
 
 _CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _MAX_VIEWS = 8  # between a concatenation and the tensor that is stored
@@ -60,21 +62,49 @@ def growth_of(externals: Externals, tape: Tape) -> Growth:
             appended = _appended_to_nothing(after.node, by_node)
             if type(appended) is int:
                 sizes.add(appended)
-    return Growth(places, frozenset(size for size in sizes if size > 1))
+    capacities = set()
+    for written, capacity in _partial_writes(externals, tape):
+        sizes |= {written, capacity}
+        capacities.add(capacity)
+    return Growth(places, frozenset(size for size in sizes if size > 1), frozenset(capacities))
 
 
 def mark_open_state(externals: Externals, sizes: Sizes) -> None:
     """Sizes and numbers that are left behind in symbols will be others at the next call."""
     sizes.mark_grown()
-    if not sizes.shape_env.symbols:
-        return
-    for source, _, after in _stored_values(externals):
+    for source, before, after in _stored_values(externals):
         if isinstance(after, Tensor):
+            if isinstance(before, Tensor):
+                for dim in _different_sizes(before, after):
+                    sizes.history.mark_state(source.place, dim)
             for dim, size in enumerate(after.fake.shape):
-                if is_symbolic(size):
-                    sizes.history.mark(source.place, dim)
+                if is_symbolic(size) and not _is_number(size):
+                    sizes.history.mark_state(source.place, dim)
         elif isinstance(after, Number) and is_symbolic(after.symbolic):
             sizes.history.mark(source.place)
+
+
+def _partial_writes(externals: Externals, tape: Tape) -> Iterator[tuple[int, int]]:
+    """How many indices a buffer is written at that is left behind, and its size there, where both are plain numbers."""
+    writes = [node for node in tape.graph.nodes if node.op == "call_method" and node.target == "index_copy_"]
+    if not writes:
+        return
+    by_node = tape.values_by_node()
+    kept = {after.node for _, _, after in _stored_values(externals) if isinstance(after, Tensor)}
+    for node in writes:
+        _, dim, indices = (*node.args, None, None)[:3]
+        if type(dim) is int and node in kept and indices in by_node:
+            capacity, written = by_node[node].fake.shape[dim], by_node[indices].fake.numel()
+            if type(capacity) is int and type(written) is int and written > 1:
+                yield written, capacity
+
+
+def _is_number(size: Any) -> bool:
+    """Whether a size is made of numbers of the program, not of sizes: it does not grow."""
+    what = meaning(size)
+    return isinstance(what, Expression) and all(
+        isinstance(symbol.origin, tuple) and symbol.origin[1] == "number" for symbol in what.symbols()
+    )
 
 
 def _stored_values(externals: Externals) -> Iterator[_Stored]:
@@ -129,12 +159,18 @@ def _known(number: Constant) -> Any:
     return number.known if isinstance(number, Number) else number.value
 
 
+def _different_sizes(before: Tensor, after: Tensor) -> list[int]:
+    """The dimensions in which sizes that are plain numbers differ."""
+    old, new = before.fake.shape, after.fake.shape
+    if len(old) != len(new) or not all(type(size) is int for size in (*old, *new)):
+        return []
+    return [dim for dim in range(len(old)) if old[dim] != new[dim]]
+
+
 def _difference(before: Tensor, after: Tensor) -> tuple[int, int] | None:
     """The one dimension in which a tensor grew, and by how much."""
     old, new = before.fake.shape, after.fake.shape
-    if len(old) != len(new) or not all(type(size) is int for size in (*old, *new)):
-        return None
-    dims = [dim for dim in range(len(old)) if old[dim] != new[dim]]
+    dims = _different_sizes(before, after)
     if len(dims) != 1 or not 1 < old[dims[0]] < new[dims[0]]:
         return None
     return dims[0], new[dims[0]] - old[dims[0]]

@@ -35,6 +35,7 @@ class History:
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
         self._changing: set[tuple[str, int]] = set()
+        self._state: set[str] = set()  # places of tensors that calls leave behind with other sizes
         self._objects: dict[str, weakref.ref[Any]] = {}  # by place: what was last guarded to be this very object
         self._replaced: Counter[str] = Counter()
         self.suppose: Callable[[float, Source], tuple[float, bool]] | None = None  # see `Sizes.number`
@@ -42,6 +43,20 @@ class History:
     def mark(self, place: str, dim: int = 0) -> None:
         """A size of a tensor, or a number, is known to change, whatever was seen."""
         self._changing.add((place, dim))
+
+    def mark_state(self, place: str, dim: int) -> None:
+        """A size of a tensor that calls leave behind differs from call to call."""
+        self.mark(place, dim)
+        self._state.add(place)
+
+    def is_state(self, place: str) -> bool:
+        """Whether calls leave a tensor of other sizes behind at this place."""
+        return place in self._state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether calls leave tensors of other sizes behind."""
+        return bool(self._state)
 
     def seen(self) -> dict[str, Any]:
         """What the last capture saw, for another process."""
@@ -83,10 +98,12 @@ class History:
 @dataclass(frozen=True, slots=True)
 class Growth:
     """How outside state grows in one call: the dimensions in which its tensors differ at the next call, by their
-    places, those of numbers too, and the sizes by which tensors grow, which are sizes of inputs."""
+    places, those of numbers too, and the sizes by which tensors grow, which are sizes of inputs. `capacities`: sizes of
+    new buffers, which are numbers of the program."""
 
     places: dict[str, int] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
+    capacities: frozenset[int] = frozenset()
 
     def dimensions(self, place: str, shape: tuple[int, ...]) -> set[int]:
         """The dimensions of a tensor that become symbols."""
@@ -124,7 +141,7 @@ class Sizes:
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         changing = self._changing(tensor, shape, source)
         moving = self.history.strides(source.place, stride) if self._dynamic is None else frozenset()
-        if self._dynamic and changing:
+        if (self._dynamic and changing) or (self._grows_state and not _belongs_to_module(source)):
             moving = frozenset(range(len(stride)))
         if not changing and not moving:
             return shape, stride
@@ -138,6 +155,11 @@ class Sizes:
         sizes = [Expression.of(symbols.get(dim, size)) for dim, size in enumerate(shape)]
         strides = self._steps(sizes, stride, moving, source)
         return tuple(self._number(each) for each in sizes), tuple(self._number(each) for each in strides)
+
+    @property
+    def _grows_state(self) -> bool:
+        """Whether the code appends to outside state: its other inputs may be parts of longer tensors."""
+        return self._dynamic is None and (bool(self.growth.sizes) or self.history.has_state)
 
     def _changing(self, tensor: torch.Tensor, shape: tuple[int, ...], source: Source) -> set[int]:
         marked: Iterable[int] = tensor.__dict__.get(DYNAMIC, ())
@@ -166,6 +188,8 @@ class Sizes:
     def _symbolic(self, number: float, source: Source, differs: bool) -> Any:
         if self._dynamic is None:
             changes = self.history.number(source.place, number) or source.place in self.growth.places
+            if number in self.growth.capacities and type(number) is int and not _belongs_to_module(source):
+                changes = True
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
         if type(number) is float and self._dynamic is not False and _is_learning_rate(source):
@@ -192,19 +216,25 @@ class Sizes:
     def _steps(
         self, sizes: list[Expression], stride: tuple[int, ...], moving: frozenset[int], source: Source
     ) -> list[Expression]:
-        """Strides in terms of the sizes they are products of; of the others, those that change are symbols."""
+        """Strides in terms of the sizes they are products of; of the others, those that change are symbols.
+
+        State that grows may be cropped, which yields a view of a longer tensor: its strides over the size that grows
+        are symbols too, and those of dimensions of size one, which mean nothing."""
         strides: list[Expression | None] = [None] * len(stride)
+        is_state = self._dynamic is None and self.history.is_state(source.place)
         order = sorted(range(len(stride)), key=lambda dim: (stride[dim], -dim))
         for dim in order:
             inner = [other for other in order if strides[other] is not None]
             inner.sort(key=lambda other: abs(other - dim - 1))  # the next dimension first: row-major order
-            steps = [strides[other] * sizes[other] for other in inner]  # type: ignore[operator]
-            steps = [step for step in steps if self.shape_env.example(step) == stride[dim]]
+            steps = [(strides[other] * sizes[other], sizes[other]) for other in inner]  # type: ignore[operator]
+            steps = [(step, size) for step, size in steps if self.shape_env.example(step) == stride[dim]]
             text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
-            step = next((step for step in steps if step.constant is None), None)
-            if step is not None:
+            step, size = next(((step, size) for step, size in steps if step.constant is None), (None, None))
+            is_unused = is_state and sizes[dim].constant == 1
+            may_be_cropped = is_state and size is not None and size.constant is None
+            if step is not None and not may_be_cropped:
                 self._strides.append((self.shape_env.reading(text, stride[dim], origin), step))
-            elif dim in moving and not steps and stride[dim] >= SMALLEST:
+            elif (may_be_cropped or is_unused or (dim in moving and not steps)) and stride[dim] >= SMALLEST:
                 step = Expression.of(self.shape_env.symbol(text, stride[dim], origin))
             strides[dim] = step if step is not None else Expression.of(stride[dim])
         return [each for each in strides if each is not None]

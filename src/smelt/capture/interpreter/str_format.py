@@ -261,8 +261,8 @@ def _format_by(spec: str, real: Any) -> str:
 
 
 def _later(interp: Interpreter, make: Any, value: Tensor) -> DeferredString:
-    """`make(value)` once the graph has run; until then no tensor may be written to."""
-    interp.tape.texts = True
+    """`make(value)` once the graph has run; until then the tensor may not be written to."""
+    interp.tape.formatted.append(value)
     return DeferredString(make, [value])
 
 

@@ -97,6 +97,11 @@ class Memory:
         """Whether two tensors are views of the same memory."""
         return self._of(one.fake) is self._of(other.fake)
 
+    def is_of_input(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an input or a view of one."""
+        whole = self._by_fake.get(id(self._of(tensor.fake)))
+        return whole is None or whole.source is not None
+
     def shared_by(
         self, inputs: SequenceABC[fx.Node], outputs: SequenceABC[fx.Node]
     ) -> tuple[tuple[str, int] | None, ...]:

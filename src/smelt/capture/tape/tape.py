@@ -93,7 +93,7 @@ class Tape:
         self.regions: dict[fx.Graph, Region] = {}
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
-        self.texts = False  # whether a string is still to be made of a tensor's numbers
+        self.formatted: list[Tensor] = []  # whose numbers are made strings when the graph has run
         self.distributed: dict[fx.Node, Any] = {}  # inputs that are the local tensors of `DTensor`s
         self.data_sizes: DataSizes | None = None  # where sizes that only data tell are part of the graph
         self._last_input: fx.Node | None = None
@@ -291,7 +291,7 @@ class Tape:
             self._refuse_inference_tensors(target, [tensor for tensor, _ in seen], written, result)
         for value in written:
             self._refuse_changed_alias(value.real, 2)
-        if written and self.texts:
+        if self.formatted and any(map(self._is_formatted, written)):
             raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
         known = self._by_fake.get(id(result)) if isinstance(result, FakeTensor) else None
         if known is not None and not written:
@@ -327,6 +327,10 @@ class Tape:
             if value.fake is result:
                 self._rebind(value, node)
         return self._wrap(result, node)
+
+    def _is_formatted(self, written: Tensor) -> bool:
+        """Whether a string is still to be made of memory that is written. Inputs may overlap."""
+        return any(self.memory.is_of_input(each) or self.memory.is_shared(each, written) for each in self.formatted)
 
     def current_device(self, kind: str) -> int:
         """The number of the current device of a kind; it is guarded."""

@@ -1,4 +1,4 @@
-"""Indexing by tensors: where the indexed dimensions go and how the result is laid out.
+"""Indexing by tensors and masks: where the indexed dimensions go and how the result is laid out.
 
 aten.index(f32[5, 6, 7], [None, i64[2, 1], i64[3]])   →   f32[5, 2, 3]
 """
@@ -50,4 +50,16 @@ def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
     return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))
 
 
-RULES: dict[str, Any] = {"index.Tensor": index_of, "_unsafe_index.Tensor": index_of}
+def _masked_scatter(value: Any, mask: Any, source: Any) -> Any:
+    """A contiguous copy of the broadcast shape, whatever the mask selects."""
+    shape = broadcast((tuple(value.shape), tuple(mask.shape)))
+    if shape is None or mask.dtype is not torch.bool or value.dtype is not source.dtype:
+        return NotImplemented
+    return UnplacedSpec(tuple(shape), contiguous_stride(shape), value.dtype)
+
+
+RULES: dict[str, Any] = {
+    "index.Tensor": index_of,
+    "_unsafe_index.Tensor": index_of,
+    "masked_scatter.default": _masked_scatter,
+}

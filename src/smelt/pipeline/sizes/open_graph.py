@@ -177,16 +177,32 @@ def is_known_from_inputs(node: fx.Node) -> bool:
 
 def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
     """Numbers that may stay dynamic: floats, and integers from outside, which are never 0 or 1; not sizes."""
+    sizes = _symbols_of_results(traced)
     scalars = []
     for node in traced.graph.nodes:
         spec = spec_of(node)
         is_known = isinstance(spec, NumberSpec) and is_known_from_inputs(node)
         if isinstance(spec, NumberSpec) and is_known and not all(map(is_known_from_inputs, node.users)):
             integer = isinstance(spec.what, Expression)
-            from_outside = node.op == "placeholder" and not _is_told(spec)
+            from_outside = node.op == "placeholder" and not _is_told(spec) and sizes.isdisjoint(_simplest(spec.what))
             if (integer and from_outside) or (not integer and _depends_on_given(spec, traced)):
                 scalars.append(node)
     return scalars
+
+
+def _symbols_of_results(traced: Traced) -> set[Any]:
+    """The symbols that shapes of tensors in the graph depend on."""
+    specs = (spec_of(node) for node in traced.graph.nodes)
+    shapes = (spec.shape for spec in specs if isinstance(spec, TensorSpec))
+    sizes = (meaning(size) for shape in shapes for size in shape if is_symbolic(size))
+    return {symbol for size in sizes for symbol in _simplest(size)}
+
+
+def _simplest(what: Any) -> set[Symbol]:
+    """The symbols that a number depends on, except those that guards equate with other expressions."""
+    symbols = what.symbols() if isinstance(what, Expression) else set()
+    shape_env = next((symbol.shape_env for symbol in symbols), None)
+    return symbols if shape_env is None else shape_env.simplest(what).symbols()
 
 
 def _is_told(spec: NumberSpec) -> bool:
