@@ -15,6 +15,8 @@ weights. Requests share one compiled program for tokens: each joins the batch as
 import argparse
 import json
 import queue
+import select
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -38,7 +40,8 @@ class Engine:
 
     def __init__(self, model: Any, blocks: int, places: int) -> None:
         self.batch = PagedBatch(model, blocks, places)
-        self.stops = stop_tokens(model)
+        stops = getattr(model.generation_config, "eos_token_id", None)
+        self.stops = set(stops) if isinstance(stops, list) else {stops}
         self.capacity = min(self.batch.capacity, getattr(model.config, "max_position_embeddings", self.batch.capacity))
         self.vocabulary: int = model.config.vocab_size
         self.waiting: queue.Queue[Request] = queue.Queue()
@@ -62,8 +65,11 @@ class Engine:
             try:
                 for text, token in self.batch.step():
                     self.give(text, token)
-            except Exception as error:
-                self.fail(error)
+            except Exception as error:  # ends all texts
+                for text, request in self.running.items():
+                    request.tokens.put(error)
+                    self.batch.remove(text)
+                self.running.clear()
 
     def admit(self) -> None:
         """Begin as many waiting requests as there is memory for; wait for one if nothing runs."""
@@ -74,7 +80,7 @@ class Engine:
                 except queue.Empty:
                     return
             request = self.next
-            if not self.batch.fits(len(request.ids) + request.room):
+            if not request.is_cancelled and not self.batch.fits(len(request.ids) + request.room):
                 return
             self.next = None
             if request.is_cancelled:
@@ -96,18 +102,6 @@ class Engine:
             self.batch.remove(text)
             del self.running[text]
 
-    def fail(self, error: Exception) -> None:
-        """End all texts with an error."""
-        for text, request in self.running.items():
-            request.tokens.put(error)
-            self.batch.remove(text)
-        self.running.clear()
-
-
-def stop_tokens(model: Any) -> set[int]:
-    tokens = getattr(model.generation_config, "eos_token_id", None)
-    return set() if tokens is None else {tokens} if isinstance(tokens, int) else set(tokens)
-
 
 def handler(engine: Engine, tokenizer: Any) -> type[BaseHTTPRequestHandler]:
     """The class that answers requests."""
@@ -124,20 +118,33 @@ def handler(engine: Engine, tokenizer: Any) -> type[BaseHTTPRequestHandler]:
                 ids = body["tokens"] if "tokens" in body else tokenizer.encode(body["text"]).ids
                 request = engine.submit(list(ids), int(body.get("max_new_tokens", 64)))
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-                self.answer(400, json.dumps({"error": str(error)}))
+                data = json.dumps({"error": str(error)}).encode()
+                self.send_response(400)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
                 return
             self.send_response(200)
             self.send_header("Content-Type", "application/x-ndjson")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             try:
-                while (token := request.tokens.get()) is not None:
+                while (token := self.next_token(request)) is not None:
                     self.chunk(self.line(token))
                     if isinstance(token, Exception):
                         break
                 self.chunk("")
             except OSError:  # the client has gone
                 request.is_cancelled = self.close_connection = True
+
+        def next_token(self, request: Request) -> int | Exception | None:
+            """Waits for it as long as the client does."""
+            while True:
+                try:
+                    return request.tokens.get(timeout=0.5)
+                except queue.Empty:
+                    if select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+                        raise ConnectionResetError from None
 
         def line(self, token: int | Exception) -> str:
             if isinstance(token, Exception):
@@ -148,14 +155,6 @@ def handler(engine: Engine, tokenizer: Any) -> type[BaseHTTPRequestHandler]:
         def chunk(self, text: str) -> None:
             data = text.encode()
             self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            self.wfile.flush()
-
-        def answer(self, status: int, text: str) -> None:
-            data = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -173,9 +172,7 @@ def build(path: str) -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=1000, eos_token_id=2, **sizes)).eval()
 
 
-def serve(
-    model: Any, tokenizer: Any = None, port: int = 8000, blocks: int = 512, places: int = 8
-) -> ThreadingHTTPServer:
+def serve(model: Any, tokenizer: Any = None, port: int = 8000, blocks: int = 512, places: int = 8) -> Any:
     """A server; `serve_forever` answers requests."""
     return ThreadingHTTPServer(("127.0.0.1", port), handler(Engine(model, blocks, places), tokenizer))
 

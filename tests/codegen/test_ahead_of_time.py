@@ -8,7 +8,9 @@ import torch
 import smelt
 from smelt.base.errors import SmeltError
 from smelt.codegen import processors, targets
-from smelt.codegen.ahead_of_time import build_for, find_target, object_for
+from smelt.codegen.ahead_of_time import build_for, find_target, write_for
+from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
+from smelt.codegen.llvm.print_module import print_module
 from smelt.device import find, names
 from smelt.ir.artifact_file.code import CodeSlot
 from smelt.ir.artifact_file.layout import FEATURES, Machine, feature_mask
@@ -82,10 +84,12 @@ def test_sizes_are_over_the_kernels_own_symbols() -> None:
     ],
 )
 def test_objects(name: str, start: bytes) -> None:
-    code, entries = object_for(KERNELS, find_target(name), prefix="model_k")
+    make_all_targets_ready()
+    written = write_for(KERNELS, find_target(name), prefix="model_k")
+    (code,) = object_codes([print_module(each) for each in written.modules], find_target(name))
     assert code.startswith(start)
-    assert [entry.symbol for entry in entries] == ["model_k0", "model_k1", "model_k2"]
-    assert all(entry.symbol.encode() in code for entry in entries)
+    assert [entry.symbol for entry in written.entries] == ["model_k0", "model_k1", "model_k2"]
+    assert all(entry.symbol.encode() in code for entry in written.entries)
 
 
 def test_every_feature_has_a_bit_in_files() -> None:

@@ -3,7 +3,9 @@
 import http.client
 import json
 import random
+import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -145,6 +147,29 @@ def test_the_server_streams_texts_of_several_clients() -> None:
         status, tokens = answers[number]
         assert status == 200
         assert ids + [line["token"] for line in tokens] == alone(model, ids, ROOMS[number])
+
+
+def test_the_server_forgets_clients_that_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those whose request still waits for memory."""
+    from examples.serve import serve
+
+    monkeypatch.setattr(PagedBatch, "fits", lambda self, tokens: False)
+    server = serve(MODELS["llama"].build(), port=0, blocks=8, places=2)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        before = threading.active_count()
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            body = json.dumps({"tokens": [3, 4]})
+            client.sendall(f"POST /generate HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+            assert threading.active_count() == before + 1
+        end = time.monotonic() + 30
+        while threading.active_count() > before and time.monotonic() < end:
+            time.sleep(0.05)
+        assert threading.active_count() == before
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_the_server_goes_on_after_errors(monkeypatch: pytest.MonkeyPatch) -> None:

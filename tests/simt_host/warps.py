@@ -19,7 +19,7 @@ import torch
 
 from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
-from smelt.codegen.gpu.simt import MMA_WARP, SHARED_NAME, WORKSPACE, Mask, Simt, both
+from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt, both
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops import builder
 from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
@@ -30,6 +30,7 @@ from smelt.ir.loops import CompareExchange, For, Function, If, Node, Repeat, Val
 from smelt.symbolic.shapes import Size
 from smelt.torch_abi.symbols import SIMT_BARRIER
 
+MMA_WARP = 32  # threads that multiply matrices together
 _BLOCK, _WARP = param("block"), param("warp")
 _SHARED = param("shared", "ptr")  # of a launched block, which is a whole cluster
 _PARAMS = (BUFFERS, builder.WORKSPACE, _BLOCK, _WARP, _SHARED)

@@ -3,7 +3,6 @@
     code = build_for(kernels, find_target("riscv64-v"))
     code.image                    position-independent bytes; `code.outside` is what they call by name
     code.entries[0].symbol        void k0(void **buffers, int64_t threads, void *workspace), for kernels[0]
-    object_for(kernels, target)   the same as an object file: ELF, Mach-O, COFF or WebAssembly, by the target's triple
 
 Kernels have the CPU's form, whatever target they name, so the same program serves every processor. The facts about
 dynamic shapes that the code relies on (`KernelEntry.facts`) may differ between targets; the kernel's `ShapeEnv` guards
@@ -105,13 +104,6 @@ def build_for(kernels: Sequence[Kernel], target: Target, unaligned: Collection[i
     if missing:
         objects += object_codes([support_text(missing, target)], target)
     return TargetCode(target, link_all(objects), written.entries)
-
-
-def object_for(kernels: Sequence[Kernel], target: Target, prefix: str = "k") -> tuple[bytes, tuple[KernelEntry, ...]]:
-    """The same as an object file, whose functions are called `prefix` and a number, with the entries."""
-    make_all_targets_ready()
-    written = write_for(kernels, target, prefix=prefix)
-    return object_codes([print_module(written.modules[0])], target)[0], written.entries
 
 
 def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> WrittenKernels:

@@ -37,6 +37,14 @@ class EntryCode:
     phases: tuple[GridPhase, ...] = ()  # of a kernel for a GPU
     workspace: Size = 0  # bytes that its phases leave things for each other in
 
+    @classmethod
+    def joined(cls, codes: "Sequence[EntryCode]", workspace: Size) -> "EntryCode":
+        """Grids of several as those of one."""
+        helpers = {each.name: each for code in codes for each in code.helpers}
+        functions = tuple(each for code in codes for each in code.functions)
+        phases = tuple(each for code in codes for each in code.phases)
+        return cls(functions, tuple(helpers.values()), 0, phases=phases, workspace=workspace)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:

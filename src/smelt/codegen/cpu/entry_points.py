@@ -6,6 +6,7 @@
 `smelt_parallel_for` is C (`csrc/executor/parallel.c`): it divides the points into chunks and runs each on some thread.
 """
 
+from collections.abc import Callable
 from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
@@ -43,6 +44,12 @@ class KernelFunctions:
 
     def add(self, b: Builder, name: str, params: tuple[Value, ...]) -> None:
         self.functions.append(b.function(f"{self.symbol}.{name}", params))
+
+    def write(self, name: str, params: tuple[Value, ...], write: Callable[[Builder], None]) -> None:
+        """One more function, whose body `write` writes."""
+        b = self.begin()
+        write(b)
+        self.add(b, name, params)
 
     def end(
         self, most: Term, units: Term, workspace: Size, *, b: Builder | None = None, part: Value | None = None,

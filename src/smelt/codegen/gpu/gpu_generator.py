@@ -60,13 +60,7 @@ class GpuGenerator(Generator):
             plan = self.schedule(kernel, target, RewriteBudget(), check=False, of="")
             codes.append(self._emit(f"{symbol}_k{number}", plan, target, aligned, first, total))
             first += len(kernel.parameters)
-        return EntryCode(
-            tuple(function for code in codes for function in code.functions),
-            tuple({helper.name: helper for code in codes for helper in code.helpers}.values()),
-            0,
-            phases=tuple(phase for code in codes for phase in code.phases),
-            workspace=max(int(code.workspace) for code in codes),
-        )
+        return EntryCode.joined(codes, max(int(code.workspace) for code in codes))
 
     def _emit(
         self, symbol: str, plan: KernelGrids, target: Target, aligned: bool, first: int, buffers: int

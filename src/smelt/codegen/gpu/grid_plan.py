@@ -183,10 +183,6 @@ def _product_tiles(kernel: Kernel, target: Target) -> Grids:
     return _phases(parts, target) if parts is not None else [product_tile(kernel, contract)]
 
 
-def _few_queries(kernel: Kernel, target: Target) -> Grids:
-    return few_queries(kernel, target)
-
-
 def _score_tiles(kernel: Kernel, target: Target) -> Grids:
     before, rest = row_products_apart(kernel)
     grids = score_tiles(rest, target)
@@ -684,7 +680,7 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 SCHEDULES = tuple(
     Row(name, takes, "grids", run, why)
     for name, takes, run, why in (
-        ("few queries", "kernel", _few_queries, "first: few queries leave most of a tile empty"),
+        ("few queries", "kernel", few_queries, "first: few queries leave most of a tile empty"),
         ("score tiles", "kernel", _score_tiles, "attention of many queries"),
         ("few rows", "kernel", _few_rows, "before tiles: whoever reads weights once waits for nothing but them"),
         ("product tiles", "kernel", _product_tiles, "before the rest, which have no contractions"),

@@ -29,6 +29,7 @@ class Grid:
     cluster = 1  # blocks that run at the same time and read each other's shared memory
     product: LibraryProduct | None = None  # what a library may do instead of this grid and `instead_of - 1` after it
     instead_of = 0
+    body: Any  # what writes the code of a thread: a `PhaseBody` names the record that it is for
 
     @property
     def blocks(self) -> Size:
@@ -51,7 +52,7 @@ class Grid:
 
     def write(self, b: Simt) -> None:
         """The code of a thread."""
-        raise NotImplementedError
+        self.body(b, self).write()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.simt import Mask, Simt, both
 from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.gpu.word_quads import QUAD, Quads, quads
@@ -56,7 +57,12 @@ class PhaseBody:
 
     keeps_loads = False  # values that are loaded stay in registers for later loads of the same tile
 
-    def __init__(self, b: Simt, grid: Any, axis: Axis | None, width: int = 1) -> None:
+    def __init_subclass__(cls, of: type[Grid] | None = None) -> None:
+        """`of`: the record of the grids that it writes."""
+        if of is not None:
+            of.body = cls
+
+    def __init__(self, b: Simt, grid: Any, axis: Axis | None = None, width: int = 1) -> None:
         self.b = b
         self.grid, self.axis, self.width = grid, axis, width
         self.kernel = grid.kernel

@@ -52,7 +52,6 @@ Mask = Value | None  # None: all threads
 WORKSPACE = param("workspace", GLOBAL)
 SHARED_NAME = "smelt_shared"
 MOST_BYTES = 16  # of one access
-MMA_WARP = 32  # threads that multiply matrices together
 Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and a value → the element then
 
 

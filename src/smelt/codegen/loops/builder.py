@@ -400,7 +400,7 @@ class Builder:
     # Conversion.
 
     def convert(self, name: str, value: Value, kind: str) -> Value:
-        """`name` is one of `ir.loops.CONVERSIONS`."""
+        """`name`: as `ir.loops.Convert` has it."""
         return value if value.kind == kind else self._convert(name, value, kind, value.lanes)
 
     def _convert(self, name: str, value: Value, kind: str, lanes: int) -> Value:

@@ -37,10 +37,6 @@ MATH = frozenset((
     "fma", "fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "copysign", "minimum", "maximum", "smin", "smax",
     "umin", "umax",
 ))
-CONVERSIONS = frozenset((
-    "trunc", "zext", "sext", "fptrunc", "fpext", "sitofp", "uitofp", "fptosi.sat", "bitcast", "ptrtoint",
-    "inttoptr",
-))
 # fmt: on
 
 
@@ -76,7 +72,7 @@ class Compute:
 
 @dataclass(slots=True, eq=False)
 class Convert:
-    """One of `CONVERSIONS`. A "bitcast" may change the number of lanes."""
+    """A conversion by LLVM's name, such as "zext" or "fptosi.sat"; a "bitcast" may change the number of lanes."""
 
     out: Value
     op: str

@@ -9,6 +9,8 @@ compiled once and run at several sizes.
 import sys
 from typing import Any
 
+import torch
+
 from tests.campaigns import Campaign
 from tests.codegen.cpu.products.running import failures, failures_in_symbols, told
 from tests.codegen.quick_code import continue_quickly
@@ -27,7 +29,13 @@ def examine(seed: int) -> dict[str, Any]:
     return {"runs": schedules, "refused": int(not schedules and not wrong), "failure": failure}
 
 
-CAMPAIGN = Campaign("tests.codegen.cpu.products.campaign", examine, told, ("runs", "refused"), continue_quickly, 10_000)
+def prepare() -> None:
+    """Workers run side by side: PyTorch's own threads, one per core in each, would wait for one another."""
+    torch.set_num_threads(1)
+    continue_quickly()
+
+
+CAMPAIGN = Campaign("tests.codegen.cpu.products.campaign", examine, told, ("runs", "refused"), prepare, 10_000)
 
 
 if __name__ == "__main__":

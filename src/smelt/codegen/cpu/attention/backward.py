@@ -57,11 +57,8 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
 
 def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
     blocks = AttentionBlocks.of_gradients(problem, code.target)
-    weights, part = code.begin(), code.begin()
-    _write_weights(weights, blocks)
-    code.add(weights, "weights", (BUFFERS, MINE, *WHERE))
-    _Part(part, blocks).write()
-    code.add(part, "part", PART)
+    code.write("weights", (BUFFERS, MINE, *WHERE), lambda b: _write_weights(b, blocks))
+    code.write("part", PART, lambda b: _Part(b, blocks).write())
     return code.end(blocks.threads, blocks.units, blocks.workspace.size)
 
 

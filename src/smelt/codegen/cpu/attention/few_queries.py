@@ -60,12 +60,10 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
 
 
 def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
-    sizes, part, weights = _FewQueries.of(problem, code.target), code.begin(), code.begin()
-    _Weights(weights, sizes).write()
-    code.add(weights, "weights", (BUFFERS, MINE, _OUTER))
+    sizes = _FewQueries.of(problem, code.target)
+    code.write("weights", (BUFFERS, MINE, _OUTER), lambda b: _Weights(b, sizes).write())
     write_finish(code, problem, sizes.workspace, "sums", sizes.width, sizes.lanes)
-    _Part(part, sizes).write()
-    code.add(part, "part", PART)
+    code.write("part", PART, lambda b: _Part(b, sizes).write())
     return code.end(useful_threads(problem, problem.count), problem.count, sizes.workspace.size)
 
 

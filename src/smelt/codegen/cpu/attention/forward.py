@@ -58,9 +58,7 @@ def write(code: KernelFunctions, problem: AttentionProblem) -> EntryCode:
     blocks = AttentionBlocks.of(problem, code.target)
     write_weights(code, blocks)
     write_finish(code, problem, blocks.workspace, "sums0", blocks.pitch(problem.sums[0]), blocks.tiles.lanes)
-    part = code.begin()
-    _Part(part, blocks).write()
-    code.add(part, "part", PART)
+    code.write("part", PART, lambda b: _Part(b, blocks).write())
     return code.end(blocks.threads, blocks.units, blocks.workspace.size)
 
 

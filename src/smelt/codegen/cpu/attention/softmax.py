@@ -24,9 +24,7 @@ _CHUNK = 32  # keys whose weights are summed before they are added to the others
 
 def write_weights(code: KernelFunctions, blocks: AttentionBlocks) -> None:
     """The function of one kernel that does it."""
-    b = code.begin()
-    _Weights(b, blocks).write()
-    code.add(b, "weights", (BUFFERS, MINE, *WHERE))
+    code.write("weights", (BUFFERS, MINE, *WHERE), lambda b: _Weights(b, blocks).write())
 
 
 class _Weights:

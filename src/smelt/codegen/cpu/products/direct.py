@@ -175,10 +175,9 @@ def cycles(problem: Problem, target: Target) -> float:
 
 
 def write(code: KernelFunctions, problem: Problem) -> EntryCode:
-    plan, part = direct_convolution(problem, code.target), code.begin()
+    plan = direct_convolution(problem, code.target)
     assert isinstance(plan, DirectConvolution)
-    _Direct(part, plan).write()
-    code.add(part, "part", PART)
+    code.write("part", PART, lambda b: _Direct(b, plan).write())
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
     return code.end(most, plan.extent, plan.workspace.size)
 

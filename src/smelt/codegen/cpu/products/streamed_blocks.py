@@ -128,9 +128,7 @@ def write_blocks(
     code: KernelFunctions, blocks: StreamedBlocks, compute: Callable[[Builder, StreamedBlocks, StreamedBlock], None]
 ) -> EntryCode:
     """The functions of a product whose blocks `compute` writes."""
-    part = code.begin()
-    _Part(part, blocks, partial(compute, part, blocks)).write()
-    code.add(part, "part", PART)
+    code.write("part", PART, lambda b: _Part(b, blocks, partial(compute, b, blocks)).write())
     most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
     return code.end(most, blocks.extent, blocks.workspace.size)
 

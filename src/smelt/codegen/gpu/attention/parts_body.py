@@ -64,9 +64,6 @@ class KeyParts(Grid):
         """Keys of a block, one a lane."""
         return self.threads // self.lanes
 
-    def write(self, b: Simt) -> None:
-        PartsBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class PartSums(Grid):
@@ -81,9 +78,6 @@ class PartSums(Grid):
         of = self.of
         width = int(weighed_of(self.kernel).axes[0].size)
         return -(-of.outer_count * of.query_count * width // self.threads)
-
-    def write(self, b: Simt) -> None:
-        SumsBody(b, self).write()
 
 
 def weighed_of(kernel: Kernel) -> WeightedSum:
@@ -118,13 +112,13 @@ class _Body(PhaseBody):
             self._stored(weighed.buffer, weighed.index, where, [to_memory(b, cast(b, share, F32, dtype), dtype)])
 
 
-class PartsBody(_Body):
+class PartsBody(_Body, of=KeyParts):
     """A grid of parts being written."""
 
     grid: KeyParts
 
     def __init__(self, b: Simt, grid: KeyParts) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         body = self.kernel.stages[0].body
         (self.contract,) = (i for i in body if isinstance(i, Contract))
         (self.softmax,) = (i for i in body if isinstance(i, Softmax))
@@ -289,13 +283,10 @@ class PartsBody(_Body):
             b.store_global(total, place, [whole[1]])
 
 
-class SumsBody(_Body):
+class SumsBody(_Body, of=PartSums):
     """A grid of results being written."""
 
     grid: PartSums
-
-    def __init__(self, b: Simt, grid: PartSums) -> None:
-        super().__init__(b, grid, None)
 
     def write(self) -> None:
         b, of = self.b, self.grid.of

@@ -74,9 +74,6 @@ class ScoreTiles(Grid):
     def blocks(self) -> int:
         return self.problem.count * self.row_blocks
 
-    def write(self, b: Simt) -> None:
-        ScoreTilesBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -102,7 +99,7 @@ class _Shared:
     parts: list[_Part]
 
 
-class ScoreTilesBody(PhaseBody):
+class ScoreTilesBody(PhaseBody, of=ScoreTiles):
     """A grid being written."""
 
     grid: ScoreTiles

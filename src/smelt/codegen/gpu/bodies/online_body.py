@@ -37,11 +37,8 @@ class OnlineRows(Rows):
 
     online: Online = field(kw_only=True)
 
-    def write(self, b: Simt) -> None:
-        OnlineBody(b, self).write()
 
-
-class OnlineBody(RowsBody):
+class OnlineBody(RowsBody, of=OnlineRows):
     """A grid with two loops in one being written."""
 
     def __init__(self, b: Simt, grid: OnlineRows) -> None:

@@ -36,11 +36,8 @@ class Points(Grid):
     def blocks(self) -> Size:
         return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
 
-    def write(self, b: Simt) -> None:
-        PointsBody(b, self).write()
 
-
-class PointsBody(PhaseBody):
+class PointsBody(PhaseBody, of=Points):
     """A grid along points being written."""
 
     grid: Points

@@ -48,11 +48,8 @@ class RowReductions(Rows):
     def has_predicates(self) -> bool:
         return self.unrolled and self.threads <= MANY_THREADS
 
-    def write(self, b: Simt) -> None:
-        RowReductionsBody(b, self).write()
 
-
-class RowReductionsBody(RowsBody):
+class RowReductionsBody(RowsBody, of=RowReductions):
     """A grid with reductions over rows being written."""
 
     grid: RowReductions

@@ -90,11 +90,8 @@ class Rows(Grid):
         """For a record of the same rows with more fields."""
         return {each.name: getattr(self, each.name) for each in fields(Rows)}
 
-    def write(self, b: Simt) -> None:
-        RowsBody(b, self).write()
 
-
-class RowsBody(PhaseBody):
+class RowsBody(PhaseBody, of=Rows):
     """A grid of rows being written."""
 
     grid: Rows

@@ -50,9 +50,6 @@ class TransposeTile(Grid):
         """From one line of the tile to the next in shared memory, in elements of so many bytes."""
         return self.height + max(1, WORD // size)
 
-    def write(self, b: Simt) -> None:
-        TransposeBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -64,7 +61,7 @@ class _Place:
     mask: Mask
 
 
-class TransposeBody(PhaseBody):
+class TransposeBody(PhaseBody, of=TransposeTile):
     """A grid of tiles being written."""
 
     grid: TransposeTile

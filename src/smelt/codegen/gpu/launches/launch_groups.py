@@ -111,19 +111,13 @@ def emit_group(
     is_rows = body is kernels[0] and all(isinstance(each, Rows) and each.cluster == 1 for each in grids.phases)
     if not is_points and (not is_rows or target.form == "spirv"):
         return None
-    known = []
+    codes = []
     for number, grid in enumerate(grids.phases):
         code = _emit_phase(simt, f"{symbol}_{number}", grids, grid, values, shape_env, target, aligned)
         if code is None:
             return None
-        known.append(code)
-    return EntryCode(
-        tuple(function for function, _, _ in known),
-        tuple({helper.name: helper for _, helpers, _ in known for helper in helpers}.values()),
-        0,
-        phases=tuple(phase for _, _, phase in known),
-        workspace=len(kernels) * as_integer(grids.workspace),
-    )
+        codes.append(code)
+    return EntryCode.joined(codes, len(kernels) * as_integer(grids.workspace))
 
 
 def _emit_phase(
@@ -135,7 +129,7 @@ def _emit_phase(
     shape_env: ShapeEnv,
     target: Target,
     aligned: bool,
-) -> tuple[Function, Sequence[Function], GridPhase] | None:
+) -> EntryCode | None:
     """One grid for the same phase of all members; None if its code relies on more than their lengths."""
     body = grids.kernel
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
@@ -153,7 +147,7 @@ def _emit_phase(
         return None  # the code relies on something else
     phase = GridPhase(symbol, sum(blocks), grid.threads, b.shared_size, b.has_barrier)
     function = b.lowered(_grid_function(b, values, [*accumulate(blocks[:-1], initial=0)], workspace))
-    return function, tuple(b.helpers.values()), phase
+    return EntryCode((function,), tuple(b.helpers.values()), 0, phases=(phase,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

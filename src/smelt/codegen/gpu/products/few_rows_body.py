@@ -115,9 +115,6 @@ class FewRows(Grid):
         bytes_read = self.col_count * self.term_count * self.kernel.buffer(self.right.buffer).dtype.itemsize
         return _CYCLES + bytes_read / _CYCLE_BYTES
 
-    def write(self, b: Simt) -> None:
-        self.body(b, self).write()
-
 
 class FewRowsBody(PhaseBody):
     """A grid being written. The ways to multiply differ in `places` and `multiplied`."""
@@ -126,7 +123,7 @@ class FewRowsBody(PhaseBody):
     term: Value  # the first of a thread
 
     def __init__(self, b: Simt, grid: FewRows) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         (self.stage,) = self.kernel.stages
         (self.contract,) = (i for i in self.stage.body if isinstance(i, Contract))
         self.zero = constant(b, 0.0, self.contract.dtype)

@@ -10,7 +10,7 @@
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.grids import Grid
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
-from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Kernel, Role
 from smelt.ir.loops import Value
@@ -79,9 +79,6 @@ class ProductTile(Grid):
     def blocks(self) -> Size:
         return product(axis.size for axis in (*self.batch, *self.tiles))
 
-    def write(self, b: Simt) -> None:
-        ProductBody(b, self).write()
-
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -104,13 +101,10 @@ class _Side:
     reads: tuple[_Read, ...]
 
 
-class ProductBody(PhaseBody):
+class ProductBody(PhaseBody, of=ProductTile):
     """A grid of tiles being written."""
 
     grid: ProductTile
-
-    def __init__(self, b: Simt, grid: ProductTile) -> None:
-        super().__init__(b, grid, None)
 
     def write(self) -> None:
         b, tile = self.b, self.grid

@@ -63,17 +63,14 @@ class RunLevel(Grid):
     def blocks(self) -> Size:
         return -(-self.thread_count // self.threads)
 
-    def write(self, b: Simt) -> None:
-        RunReductionBody(b, self).write()
 
-
-class RunReductionBody(PhaseBody):
+class RunReductionBody(PhaseBody, of=RunLevel):
     """One level, being written."""
 
     grid: RunLevel
 
     def __init__(self, b: Simt, grid: RunLevel) -> None:
-        super().__init__(b, grid, None)
+        super().__init__(b, grid)
         self.places = grid.places
         self.dtype = self.dtypes[self.places.scatter.value]
         op = self.places.scatter.op

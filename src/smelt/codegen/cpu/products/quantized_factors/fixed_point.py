@@ -214,15 +214,15 @@ def _pack_corrections(b: Builder, form: FixedPoint, place: Array) -> None:
         for row in range(form.rows):
             loop = b.begin(0, form.steps, 1, [b.const("i32", 0, form.lanes)] * _BYTES)
             here = first.at(b.mul(loop.index, form.vector_elements))
-            sums = loop.end(*_dotted(b, form, here, row, [ones] * form.parts, list(loop.values)))
+            sums = list(loop.end(*_dotted(b, form, here, row, [ones] * form.parts, list(loop.values))))
             if form.is_short:
-                sums = (_joined(b, sums),)
+                sums = [_joined(b, sums)]
             for place_of, total in enumerate(sums):
                 offset = (row * len(sums) + place_of) * form.lanes
                 b.store(b.mul(total, -form.moved), to.at(offset).pointer)
 
 
-def _joined(b: Builder, sums: tuple[Value, ...]) -> Value:
+def _joined(b: Builder, sums: list[Value]) -> Value:
     high, middle, low = sums
     return b.add(b.shl(b.add(b.shl(high, 8), middle), 8), low)
 
@@ -345,17 +345,13 @@ class FixedPointDots:
         for number in range(0, groups * form.units // form.width, form.steps):
             group = number * form.width // form.units
             taken = lines[0].at(b.mul(b.add(first, group), self.layout.group_right))
-            starts = self._starts(corrections.at(number // form.steps * form.correction_elements))
-            sums = starts
+            sums = self._starts(corrections.at(number // form.steps * form.correction_elements))
             for step in range(form.steps):
                 weights = self._weights(taken.at(step * form.width))
                 place = here.at((number + step) * form.vector_elements)
-                if form.is_short:
-                    sums = [[self._short(place, row, weights)] for row in range(form.rows)]
-                else:
-                    sums = [_dotted(b, form, place, row, weights, sums[row]) for row in range(form.rows)]
+                sums = [_dotted(b, form, place, row, weights, sums[row]) for row in range(form.rows)]
             for row in range(form.rows):
-                total = self._finished(sums[row], starts[row])
+                total = self._finished(sums[row])
                 totals[row] = b.fma(total, self._spread(scales[row], group), totals[row])
         return totals
 
@@ -382,36 +378,26 @@ class FixedPointDots:
             scales = self._scales(elements[col], panel, group, groups, of_col)
             for row in range(form.rows):
                 number = col * form.rows + row
-                total = self._finished(sums[number * _BYTES : (number + 1) * _BYTES], [])
+                total = self._finished(sums[number * _BYTES : (number + 1) * _BYTES])
                 totals[number] = b.fma(total, self._spread(scales[row], 0), of_col[row])
         return totals
 
     def _starts(self, corrections: Array) -> list[list[Value]]:
-        """What the sums of each row begin with."""
+        """What the sums of each row begin with. Sums of bytes do not wait for each other."""
         b, form = self.b, self.form
-        count = 1 if form.is_short else _BYTES
+        zeros = [b.const("i32", 0, form.lanes)] * _BYTES
         if not form.moved:
-            return [[b.const("i32", 0, form.lanes)] * count] * form.rows
+            return [zeros] * form.rows
+        count = 1 if form.is_short else _BYTES
         place = [corrections.at(number * form.lanes).pointer for number in range(form.rows * count)]
         loaded = [b.load(each, "i32", form.lanes) for each in place]
-        return [loaded[row * count : (row + 1) * count] for row in range(form.rows)]
+        return [zeros[count:] + loaded[row * count : (row + 1) * count] for row in range(form.rows)]
 
-    def _short(self, place: Array, row: int, weights: list[Value]) -> Value:
-        """The products of a vector with integers of 24 bits: sums of the upper bytes are shifted before lower ones."""
-        b, form = self.b, self.form
-        total = b.const("i32", 0, form.lanes)
-        for number in range(_BYTES):
-            total = b.shl(total, 8) if number else total
-            for part, weight in enumerate(weights):
-                total = b.dotted_bytes(total, weight, _bytes_at(b, form, place, row, part, number))
-        return total
-
-    def _finished(self, sums: list[Value], start: list[Value]) -> Value:
+    def _finished(self, sums: list[Value]) -> Value:
         """The sum of products as floats, in units of 2^-n."""
         b, form = self.b, self.form
         if form.is_short:
-            total = b.add(sums[0], start[0]) if form.moved else sums[0]
-            return b.convert("sitofp", total, "f32")
+            return b.convert("sitofp", _joined(b, sums), "f32")
         high, middle, low = (b.convert("sitofp", each, "f32") for each in sums)
         return b.fma(high, 65536.0, b.fma(middle, 256.0, low))
 
