@@ -129,6 +129,19 @@ def test_elements_of_every_magnitude(name: str) -> None:
 
 
 @on_each_processor
+@pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q8_0", "int8 of a row"])
+def test_largest_elements_round_to_three_bytes(name: str) -> None:
+    """Those that are just below and above the largest number with three bytes of 127."""
+    layer = quantized(**CASES[name])
+    bits = torch.tensor([0x7EFEFD, 0x7EFEFE, 0x7EFEFF, 0x7EFF00, 0x7EFF40, 0x7EFF7F, 0x7EFF80, 0x7FFFFF])
+    largest = (bits + (127 << 23)).int().view(torch.float32)
+    x = torch.rand(2 * len(largest), layer.in_features)
+    x.view(len(x), layer.scale.shape[1], -1)[..., 3] = torch.cat([largest, -largest])[:, None]
+    for start in range(0, len(x), 2):
+        agrees(layer, x[start : start + 2])
+
+
+@on_each_processor
 def test_integers_are_exact() -> None:
     layer = quantized(**CASES["int4 of 64, 31 groups of 32 vectors"])
     layer.scale.fill_(0.5)
@@ -172,11 +185,13 @@ def test_an_outlier_does_not_round_the_rest_of_its_group(name: str, outlier: flo
 
 
 @on_each_processor
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 6])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", ["int4 of 64, an odd number", "q4_0", "int8 of a row"])
 def test_infinite_elements_give_what_eager_gives(name: str, value: float, rows: int) -> None:
     layer = quantized(**CASES[name])
+    if layer.zero is not None:
+        layer.zero.round_()  # then some weights are exactly zero
     x = torch.randn(rows, layer.in_features)
     x[-1, 5] = value
     with torch.no_grad():

@@ -32,7 +32,7 @@ _LONG_COLS = 4  # times rows: their sums stay in registers
 # Ahead of one row of the right factor, and of several. Sapphire Rapids reads 4-bit weights at 0.95 of a plain read with
 # 4,096, at 0.83 with 1,024 and 0.65 without; 8-bit weights of four rows at 0.9 to 1 with all of them.
 _PREFETCH_BYTES, _PREFETCH_BYTES_OF_EACH = 4096, 1024
-_LARGEST_MANTISSA = 0x7EFF7F  # of a float32 below 2^23 whose three bytes have no overflow
+_LARGEST_MANTISSA = 2 * (0x7F7F7F - (1 << 22))  # of a float32 that, times 2^22, rounds to at most three bytes of 127
 _LEAST_EXPONENT, _END_EXPONENT = 127 - 80, 127 + 100  # of the largest element of a group, as float32 has it
 _OUTLIER = 16  # times the mean magnitude of a group: then elements are rounded by about 4 ulp of a sum of random ones
 _TO_BYTES = 0x808080  # makes all three bytes unsigned

@@ -294,6 +294,8 @@ class _Dots:
         # Signed halves of bytes are read as unsigned ones that are 8 too many. A table has the offset in its values.
         self.offset = 0 if self.looks_up else quantized.offset + (8 if quantized.kind == "i4" else 0)
         self.is_moved = bool(self.offset) or quantized.zero is not None
+        # A zero point times a scale is rounded if one of them has 24 bits. Otherwise a weight of zero stays zero.
+        self.subtracts = tile.exact or (quantized.zero is not None and torch.float32 in self.dtypes[:2])
 
     @property
     def name(self) -> str:
@@ -346,8 +348,8 @@ class _Dots:
         if tile.late:
             sums = self._scaled_late(list(loop.values), integers, here, scales, moves, lows)
         else:
-            subtracted = moves if tile.exact else None
-            added = [self._added(number, scales, None if tile.exact else moves, lows) for number in range(tile.cols)]
+            subtracted, folded = (moves, None) if self.subtracts else (None, moves)
+            added = [self._added(number, scales, folded, lows) for number in range(tile.cols)]
             sums = self._steps(list(loop.values), integers, here, scales, added, subtracted)
         return list(loop.end(*sums))
 
