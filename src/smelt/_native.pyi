@@ -387,8 +387,7 @@ def cuda_link(ptx: bytes, device: int, /) -> tuple[bytes, str]:
     """PTX as machine code for a device, and what the assembler printed."""
 
 class CudaModule:
-    """Machine code, or PTX that ends with a zero, in the memory of a GPU; it is unloaded with this object, but not when
-    the interpreter ends."""
+    """Machine code, or PTX that ends with a zero, in the memory of a GPU until this object (or the process) ends."""
 
     def __init__(self, image: bytes, device: int) -> None: ...
     @property
@@ -404,12 +403,15 @@ def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
 
 def read_sections(data: Any, is_artifact: bool, /) -> bytes:
-    """The directory of a file (`ir.artifact_file.layout.SectionRecord`); a ValueError that says what is wrong with the
-    file, if anything is. `is_artifact`: it has the sections of an artifact, in their order."""
+    """The directory of a file (`ir.artifact_file.layout.SectionRecord`); a ValueError that says what is wrong with it.
+    `is_artifact`: it has the sections of an artifact, in their order."""
+
+def evaluate(code: bytes, symbols: bytes, /) -> int | None:
+    """Of postfix code (`symbolic.postfix.encode`) over symbols of 64 bits; None if it overflows or divides by zero."""
 
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int, /) -> None:
-    """A ValueError that says what is wrong with the table of an artifact, if anything is. `weights`, `state`: how many
-    bytes there are of those; `kernels`: of how many there is code."""
+    """A ValueError that says what is wrong with a table of an artifact that has so many bytes of weights and of state,
+    and code of so many kernels."""
 
 def plan_table(
     table: bytes | memoryview, weights: int, state: int, kernels: int, /
@@ -776,16 +778,9 @@ class LazyRecorder:
     @property
     def lock(self) -> RecordingLock: ...
     def connect(
-        self,
-        *,
-        now: Recording,
-        refs: list[Any],
-        lock: RecordingLock,
-        tensor_class: type,
-        memory_class: type[LazyMemory],
-        create: Callable[..., Any] | None,
-        declined: tuple[type[Exception], ...],
-    ) -> None:
+        self, *, now: Recording, refs: list[Any], lock: RecordingLock, tensor_class: type,
+        memory_class: type[LazyMemory], create: Callable[..., Any] | None, declined: tuple[type[Exception], ...],
+    ) -> None:  # fmt: skip
         """Say what calls are recorded with. `create` makes a tensor of the device, of a shape and a dtype; `declined`
         are the errors that mean that a call cannot be recorded as it came."""
 

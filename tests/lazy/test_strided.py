@@ -103,3 +103,20 @@ def test_a_reshape_of_what_the_graph_lays_out_otherwise() -> None:
     wanted = reshaped(*given)
     torch.testing.assert_close(smelt.compile(reshaped)(*given), wanted)
     torch.testing.assert_close(reshaped(*(each.to("lazy") for each in given)).cpu(), wanted)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (2, 0, 4), (0, 3)])
+def test_strides_of_tensors_without_elements(shape: tuple[int, ...]) -> None:
+    """Those of eager and of compiled functions, too."""
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x + 1,
+        lambda x: x.clone(),
+        lambda x: x.cumsum(0),
+        *(lambda x, dim=dim: x.sum(dim, keepdim=True) for dim in range(len(shape))),
+        *(lambda x, dim=dim: x.amax(dim, keepdim=True) for dim, size in enumerate(shape) if size),
+        *(lambda x, dim=dim: x.max(dim, keepdim=True)[1] for dim, size in enumerate(shape) if size),
+    ]
+    for function in functions:
+        expected = function(torch.empty(shape)).stride()
+        assert function(torch.empty(shape, device="lazy")).stride() == expected
+        assert smelt.compile(function)(torch.empty(shape)).stride() == expected

@@ -1,11 +1,15 @@
-"""Many expressions by one call: the numbers that evaluating each gives."""
+"""Many expressions by one call, and postfix code of them in C: the numbers that evaluating each gives."""
+
+import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from smelt import _native
 from smelt.symbolic.evaluator import evaluator
 from smelt.symbolic.expressions import FUNCTIONS, DivModMinMax, Expression, Symbol
+from smelt.symbolic.postfix import encode, size_code
 
 SYMBOLS = [Symbol(name, 3) for name in ("x.shape[0]", "s1", "number")]
 
@@ -38,6 +42,44 @@ def test_computes_what_each_expression_is(expressions: list[Expression], numbers
             evaluator(expressions)(values)
         return
     assert list(evaluator(expressions)(values)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(EXPRESSIONS, st.lists(st.integers(2, 2**40), min_size=3, max_size=3))
+def test_postfix_code_gives_the_same(expression: Expression, numbers: list[int]) -> None:
+    values = dict(zip(SYMBOLS, numbers, strict=True))
+    assume(_largest(expression, values) < 2**63)
+    code = encode(size_code(expression, lambda atom: SYMBOLS.index(atom) if isinstance(atom, Symbol) else None))
+    value = _native.evaluate(code, struct.pack("<3q", *numbers))
+    try:
+        expected = expression.evaluate(values.__getitem__)
+    except ZeroDivisionError:
+        assert value is None
+        return
+    assert value == expected
+
+
+def _largest(expression: Expression, values: dict[Symbol, int]) -> int:
+    """A bound of the numbers that postfix code computes on the way."""
+    total = 0
+    for monomial, factor in expression.terms.items():
+        part, inner = abs(factor), 0
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                part *= values[atom]
+            else:
+                inner = max(inner, _largest(atom.left, values), _largest(atom.right, values))
+                part *= max(1, _largest(atom.left, values), _largest(atom.right, values))
+        total += max(part, inner)
+    return total
+
+
+def test_refuses_code_over_more_symbols() -> None:
+    code = encode(size_code(Expression.of(SYMBOLS[2]), lambda atom: 2))
+    with pytest.raises(ValueError, match="not an expression over so many symbols"):
+        _native.evaluate(code, struct.pack("<2q", 1, 2))
+    with pytest.raises(ValueError, match="not an expression over so many symbols"):
+        _native.evaluate(b"", b"")
 
 
 def test_takes_equal_symbols_of_another_origin() -> None:

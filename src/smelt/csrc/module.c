@@ -16,6 +16,7 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/check.h"
+#include "executor/expression.h"
 #include "executor/run/run.h"
 #include "executor/format/checksum.h"
 #include "executor/format/file.h"
@@ -209,6 +210,33 @@ checked(PyObject *args, const char *format, bool wants_plans)
     return answer;
 }
 
+/* evaluate(code, symbols) → the value of an expression, or None: see _native.pyi. */
+static PyObject *
+evaluate(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer code, symbols;
+    if (!PyArg_ParseTuple(args, "y*y*:evaluate", &code, &symbols)) {
+        return NULL;
+    }
+    void *code_copy, *symbols_copy = NULL;
+    PyObject *answer = NULL;
+    const int64_t *words = at_whole_word(&code, &code_copy);
+    const int64_t *numbers = words ? at_whole_word(&symbols, &symbols_copy) : NULL;
+    const int64_t count = code.len / (Py_ssize_t)(2 * sizeof *words);
+    int64_t needed, value;
+    if (numbers && (!smelt_expression_holds(words, count, &needed) || needed > symbols.len / (Py_ssize_t)sizeof *words)) {
+        PyErr_SetString(PyExc_ValueError, "not an expression over so many symbols");
+    }
+    else if (numbers) {
+        answer = smelt_evaluate(words, count, numbers, &value) ? PyLong_FromLongLong(value) : Py_NewRef(Py_None);
+    }
+    PyMem_Free(code_copy);
+    PyMem_Free(symbols_copy);
+    PyBuffer_Release(&code);
+    PyBuffer_Release(&symbols);
+    return answer;
+}
+
 /* check_table(table, weights, state, kernels), and the same of plan_table: see _native.pyi. */
 static PyObject *
 check_table(PyObject *Py_UNUSED(module), PyObject *args)
@@ -245,6 +273,7 @@ static PyMethodDef functions[] = {
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
     {"read_sections", read_sections, METH_VARARGS,
      PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
+    {"evaluate", evaluate, METH_VARARGS, PyDoc_STR("The value of an expression over these symbols, or None.")},
     {"check_table", check_table, METH_VARARGS, PyDoc_STR("Refuse a table of an artifact that breaks a rule.")},
     {"plan_table", plan_table, METH_VARARGS, PyDoc_STR("The same; what a static model of it has of its runs.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},

@@ -2,11 +2,11 @@
 
     4*s0 + 1, s0 the first symbol   →   SYMBOL 0, PUSH 4, MUL, PUSH 1, ADD
 
-csrc/executor/expression.c evaluates it; `evaluate` estimates sizes of memory.
+csrc/executor/expression.c evaluates it.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -133,32 +133,6 @@ def guard_code(guard: SizeGuard, place: Callable[[Atom], int | None]) -> Express
     left = Polynomial({monomial: factor for monomial, factor in guard.expression.terms.items() if factor > 0})
     right = left - guard.expression
     return apply(_RELATIONS[guard.relation], size_code(left, place), size_code(right, place))
-
-
-_INTEGERS: dict[Op, Callable[..., int]] = {
-    Op.ADD: lambda a, b: a + b,
-    Op.SUB: lambda a, b: a - b,
-    Op.MUL: lambda a, b: a * b,
-    Op.DIV: lambda a, b: a // b if b else 0,
-    Op.MOD: lambda a, b: a % b if b else 0,
-    Op.MIN: min,
-    Op.MAX: max,
-    Op.NEG: lambda a: -a,
-}
-
-
-def evaluate(code: Expression, symbols: Sequence[int]) -> int:
-    """The value of a size; instructions that sizes of memory do not have give 0."""
-    stack: list[int] = []
-    for op, operand in code:
-        if op == Op.PUSH:
-            stack.append(operand)
-        elif op == Op.SYMBOL:
-            stack.append(symbols[operand])
-        else:
-            args = [stack.pop() for _ in range(ARITY[op])][::-1]
-            stack.append(_INTEGERS[op](*args) if op in _INTEGERS else 0)
-    return stack.pop()
 
 
 def encode(code: Expression) -> bytes:

@@ -2,13 +2,15 @@
 
 import math
 import re
+import struct
 from collections.abc import Iterator, Sequence
 
+from smelt import _native
 from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.artifact_file.layout import ALIGN
 from smelt.ir.table import records as r
 from smelt.ir.table.records import DTYPES, Bind, RegisterKind
-from smelt.symbolic.postfix import evaluate
+from smelt.symbolic.postfix import encode
 
 # What NAME_run returns, as csrc/static/static.c numbers it.
 CODES = (
@@ -192,14 +194,18 @@ def _has_loop(table: r.Table) -> bool:
 
 def _requests(table: r.Table, variant: r.Variant) -> Iterator[tuple[tuple[str, int], int]]:
     """The blocks of memory that a variant uses, and their bytes."""
-    symbols = [_typical(table, symbol) for symbol in variant.symbols]
+    values = [_typical(table, symbol) for symbol in variant.symbols]
+    symbols = struct.pack(f"<{len(values)}q", *values)
+
+    def evaluate(size: r.Expression) -> int:
+        return _native.evaluate(encode(size), symbols) or 0
 
     def elements(register: int, dims: Sequence[r.Expression]) -> int:
-        return DTYPES[table.registers[register].dtype] * math.prod(max(0, evaluate(dim, symbols)) for dim in dims)
+        return DTYPES[table.registers[register].dtype] * math.prod(max(0, evaluate(dim)) for dim in dims)
 
-    yield ("arena", 0), evaluate(variant.arena_bytes, symbols)
+    yield ("arena", 0), evaluate(variant.arena_bytes)
     launches = [step for step in variant.steps if isinstance(step, r.Launch)]
-    spaces = [evaluate(step.fixed, symbols) + evaluate(step.per_thread, symbols) for step in launches]
+    spaces = [evaluate(step.fixed) + evaluate(step.per_thread) for step in launches]
     yield ("workspace", 0), max([0, *spaces])
     for produced in variant.produced:
         yield ("register", produced.register), elements(produced.register, produced.dims)

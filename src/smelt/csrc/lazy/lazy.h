@@ -16,7 +16,7 @@ typedef struct {
     PyObject *parts;
     PyObject *shape, *dtype; /* borrowed from it */
     int64_t rank, offset, bytes;
-    bool is_contiguous;
+    bool is_as_created;
     int64_t words[]; /* sizes, strides */
 } StridedLayout;
 

@@ -19,7 +19,7 @@ take_words(PyObject *tuple, int64_t *words)
     return 0;
 }
 
-/* How far it reaches, and whether it is laid out row by row. */
+/* How far it reaches, and whether it is laid out as new tensors are. */
 static int
 measure(StridedLayout *self)
 {
@@ -28,12 +28,12 @@ measure(StridedLayout *self)
     int64_t item = itemsize ? PyLong_AsLongLong(itemsize) : -1, last = self->offset, step = 1;
     Py_XDECREF(itemsize);
     bool is_empty = false;
-    self->is_contiguous = self->offset == 0;
+    self->is_as_created = self->offset == 0;
     for (int64_t i = self->rank - 1; i >= 0; i--) {
         is_empty = is_empty || sizes[i] == 0;
-        self->is_contiguous = self->is_contiguous && strides[i] == step;
+        self->is_as_created = self->is_as_created && strides[i] == step;
         last += (sizes[i] - 1) * strides[i];
-        step *= sizes[i] > 1 ? sizes[i] : 1;
+        step *= sizes[i]; /* as strides of torch._C._acc.create_empty_tensor */
     }
     self->bytes = is_empty ? 0 : (last + 1) * item;
     return item < 0 ? -1 : 0;

@@ -26,7 +26,7 @@ new_tensor(LazyRecorder *recorder, LazyMemory *memory)
     PyObject *args[] = {layout->shape, layout->dtype};
     PyObject *tensor = PyObject_Vectorcall(recorder->create, args, 2, NULL);
     int done = tensor ? device_memory_place(tensor, &memory->base, layout->bytes) : -1;
-    if (done == 0 && !layout->is_contiguous) {
+    if (done == 0 && !layout->is_as_created) {
         PyObject *strided = view_of(tensor, layout, 0);
         if (strided == NULL && !PyErr_Occurred()) {
             PyErr_SetString(PyExc_RuntimeError, "PyTorch cannot make a tensor with these strides");

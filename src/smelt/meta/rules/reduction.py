@@ -58,11 +58,14 @@ DtypeRule = Callable[[torch.dtype], "torch.dtype | None"]
 
 
 def _reduction(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
-    """`op(x, dim=None, keepdim=False, *, dtype=None)`; `needs_elements`: nothing comes of an empty reduction."""
+    """`op(x, dim=None, keepdim=False, *, dtype=None)`; `needs_elements`: no dim that is reduced is empty."""
 
     def rule(value: Any, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
         summed = dtype_rule(dtype or value.dtype) if dtype is None else (dtype if dtype_rule(dtype) is dtype else None)
-        if summed is None or (needs_elements and 0 in value.shape):
+        if summed is None:
+            return NotImplemented
+        kept = reduced_shape(value.shape, dim, True) if needs_elements else None
+        if kept is not None and kept.count(0) < tuple(value.shape).count(0):
             return NotImplemented
         return _reduced(value, dim, keepdim, summed)
 
