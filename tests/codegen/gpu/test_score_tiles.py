@@ -97,6 +97,20 @@ def test_queries_that_look_at_nothing_find_zeros() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_large_scores_that_grow_from_step_to_step() -> None:
+    """Earlier sums are relative to a maximum times log2(e), which float32 rounds by up to 0.2 here."""
+    case = Case(1, 32, 64, 16)
+    kernel = case.kernel()
+    given = given_for(case, kernel)
+    queries, keys, values = (tensor.zero_().view(-1, 16) for tensor in given[:3])
+    step = torch.arange(64) // 16
+    queries[:, 0], queries[:, 1] = 2**11, torch.arange(1, 33) / 8
+    keys[:, 0], keys[:, 1] = 2**12, 4 * step
+    values[:] = step[:, None] - 1.5
+    OnHost(kernel, warp=32).check(rtol=2e-2, atol=1e-2, given=given)
+
+
+@pytest.mark.usefixtures("small")
 def test_loops_have_no_races_and_wait_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run thread by thread, as for a GPU."""
     from smelt.codegen.gpu.cuda_target import describe_cuda

@@ -12,6 +12,7 @@ Where all of a step's cols count for all rows, comparisons of positions are left
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 
@@ -416,28 +417,28 @@ class ScoreTilesBody(PhaseBody, of=ScoreTiles):
         return self.b.power_of_two(x) if self.b.target.approximates else exp2(self.b, x)
 
     def _softmaxed(self, carried: list[Value], scores: list[Value]) -> tuple[list[Value], list[list[Value]]]:
-        """Everything carried, relative to the maximum with these scores, and their weights."""
+        """Everything carried, relative to the maximum with these scores, and their weights. Maxima of scaled scores are
+        exponents, rounded once: what earlier sums are relative to is then known without an error."""
         b, count, factor = self.b, 2 * len(self.tiles), self.scale * LOG2E
         sums, most, totals = carried[: -2 * count], carried[-2 * count : -count], carried[-count:]
         weights, each = list(scores), len(scores) // len(self.tiles)
         for row in range(count):
             m, h = divmod(row, 2)
             own = [m * each + 4 * n + 2 * h + way for n in range(each // 4) for way in range(2)]
-            largest = most[row]
-            for place in own:
-                largest = b.maximum(largest, scores[place])
+            largest = reduce(b.maximum, [scores[place] for place in own])
             largest = b.across_lanes(largest, b.maximum, 1, _QUAD)
+            largest = b.maximum(most[row], b.fmul(largest, factor) if self.scaled else largest)
             near = b.select(b.fcmp("oeq", largest, -math.inf), 0.0, largest)
-            below = b.fneg(b.fmul(near, factor))
+            below = b.fneg(near)
 
             def power(score: Value, near: Value = near, below: Value = below) -> Value:
                 """Below the largest score. Other than products, scores may be finite but so far from zero, as where
-                nothing is seen, that `below` is rounded by more than an exponent may be off, or has no float32."""
+                nothing is seen, that one times `factor` has no float32."""
                 if self.scaled:
                     return self._power(b.fma(score, factor, below))
                 return self._power(b.fmul(b.fsub(score, near), factor))
 
-            scale = power(most[row])
+            scale = self._power(b.fsub(most[row], near)) if self.scaled else power(most[row])
             total = b.fmul(totals[row], scale)
             for place in own:
                 weights[place] = power(scores[place])
@@ -483,7 +484,7 @@ class ScoreTilesBody(PhaseBody, of=ScoreTiles):
                 inverse = b.fdiv(b.const("f32", 1.0), total)  # zero times that is NaN where nothing has weight
                 shares[row] = inverse if self.softmax.nan else b.select(is_empty, 0.0, inverse)
                 if self.problem.last:
-                    log = b.fma(most, self.scale, compute(b, "log", [total], F32))
+                    log = b.fma(most, 1 / LOG2E if self.scaled else 1.0, compute(b, "log", [total], F32))
                     self.values = {self.softmax.sums: (b.select(is_empty, 0.0, log),)}
                     alone = self._both(masks[row], b.icmp("eq", self.place, 0))
                     self.run(self.problem.last, self.places_of_rows[row], alone, -1)
