@@ -3,11 +3,11 @@
     cmake -G Ninja -S llama.cpp -B build -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_COMMON=OFF …
     g++ -O2 -Illama.cpp/include -Illama.cpp/ggml/include benchmarks/llama_cpp_peer.cpp -o peer build/src/libllama.a …
     python -m benchmarks.llama_cpp --peer ./peer [--sizes 110m 1b] [--formats bf16 f16 q8_0 q4_0]
-        [--activations f32] [--threads 2]
+        [--activations f32] [--bytes] [--threads 2]
 
 Llama-like models with random weights. One line per model and format: tokens per second of smelt and of llama.cpp, the
 bytes of weights that smelt reads per second beside a plain read, and how many of the first greedy tokens agree:
-llama.cpp rounds activations to 8 bits where weights are quantized.
+llama.cpp rounds activations to 8 bits where weights are quantized, and smelt does so with `--bytes`.
 """
 
 import argparse
@@ -136,8 +136,9 @@ def string(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def load(model: Any, form: str, path: str, activations: torch.dtype) -> Any:
-    """The model with the weights of the file, quantized ones as they are. `activations`: of quantized layers."""
+def load(model: Any, form: str, path: str, activations: torch.dtype, rounding: str | None) -> Any:
+    """The model with the weights of the file, quantized ones as they are. `activations`: of quantized layers, which may
+    be rounded."""
     config, tensors = model.config, read_gguf(path).tensors
     for name, module in list(model.named_modules()):
         if getattr(module, "weight", None) is None:
@@ -148,7 +149,7 @@ def load(model: Any, form: str, path: str, activations: torch.dtype) -> Any:
             if heads:
                 rows = torch.arange(weight.shape[0])[:, None]
                 weight = weight.rows(rotated_rows(rows, heads, back=True).flatten())
-            model.set_submodule(name, QuantizedLinear(weight))
+            model.set_submodule(name, QuantizedLinear(weight, activations=rounding))
         else:
             module.weight = nn.Parameter(rotated_rows(weight, heads, back=True) if heads else weight, False)
     return model.to(FLOATS.get(form, activations))
@@ -166,12 +167,14 @@ def weight_bytes(model: Any) -> int:
     return sum(t.nbytes for layer in layers for t in (*layer.parameters(), *layer.buffers()))
 
 
-def measure(size: str, form: str, activations: str, peer: str, threads: int, tokens: int) -> Iterator[str]:
+def measure(
+    size: str, form: str, activations: str, rounding: str | None, peer: str, threads: int, tokens: int
+) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = os.path.join(folder, "model.gguf")
         model = build(size)
         write(model, form, path)
-        model = load(model, form, path, FLOATS[activations])
+        model = load(model, form, path, FLOATS[activations], rounding)
         ids, text = torch.tensor([PROMPT]), torch.full((1, 512), PROMPT[0])
 
         def generate(ids: Tensor, count: int) -> Tensor:
@@ -217,14 +220,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["110m"])
     parser.add_argument("--formats", nargs="+", choices=list(TYPES), default=["bf16", "f16", "q8_0", "q4_0"])
     parser.add_argument("--activations", choices=list(FLOATS), default="f32", help="where weights are quantized")
+    parser.add_argument("--bytes", action="store_true", help="round activations to 8 bits where weights are quantized")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=65)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    rounding = "int8" if args.bytes else None
     for size in args.sizes:
         for form in args.formats:
             smelt.reset()
-            for line in measure(size, form, args.activations, args.peer, args.threads, args.tokens):
+            for line in measure(size, form, args.activations, rounding, args.peer, args.threads, args.tokens):
                 print(line, flush=True)
 
 

@@ -369,6 +369,8 @@ def _converted(op: str, kind: str, to: str, arg: str) -> str:
         low, high = -(1 << (BITS[to] - 1)), (1 << (BITS[to] - 1)) - 1
         ends = f"{arg} < {float(low).hex()} ? {literal(to, low)} : {arg} >= {float(-low).hex()} ? {literal(to, high)}"
         return f"({arg} != {arg} ? 0 : {ends} : ({to})(s{BITS[to]}){arg})"
+    if op == "fptosi":
+        return f"({to})(s{BITS[to]}){arg}"
     if "bf16" in (kind, to):
         return f"to_bf16({arg})" if to == "bf16" else f"({to})from_bf16({arg})"
     if op in ("sext", "sitofp"):

@@ -352,7 +352,8 @@ def test_an_fma_near_a_tie_is_not_rounded_twice() -> None:
         ("sitofp", "i64", "f32", (1 << 64) - 3, -3.0),
         ("uitofp", "i64", "f32", (1 << 63) + (1 << 39) + 1, 2.0**63 + 2.0**40),  # by way of float64 it would be 2⁶³
         ("fptosi.sat", "f32", "i32", -1.9, 0xFFFFFFFF), ("fptosi.sat", "f32", "i32", 1e20, 0x7FFFFFFF),
-        ("fptosi.sat", "f64", "i64", math.nan, 0), ("fptrunc", "f64", "f32", 0.1, 0.10000000149011612),
+        ("fptosi.sat", "f64", "i64", math.nan, 0), ("fptosi", "f32", "i32", -1.9, 0xFFFFFFFF),
+        ("fptrunc", "f64", "f32", 0.1, 0.10000000149011612),
         ("fptrunc", "f32", "bf16", 1.00390625, 1.0), ("bitcast", "f32", "i32", -2.0, 0xC0000000),
         ("bitcast", "i16", "f16", 0x3C00, 1.0),
     ],

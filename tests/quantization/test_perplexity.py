@@ -91,7 +91,15 @@ def test_perplexity_rises_little(trained: dict[str, Tensor], record_property: ob
         "int4, rounded": perplexity(trained, "int4", group_size=64) / plain - 1,
         "int4, calibrated": perplexity(trained, "int4", group_size=64, calibrate=samples) / plain - 1,
     }
+    calibrated = {"group_size": 64, "calibrate": samples}
+    bytes_too = {
+        "int8": perplexity(trained, "int8", activations="int8") / plain - 1,
+        "int4, calibrated": perplexity(trained, "int4", activations="int8", **calibrated) / plain - 1,
+    }
+    print("with activations of bytes:", {name: f"{rise:+.2%}" for name, rise in bytes_too.items()})
     print({name: f"{rise:+.2%}" for name, rise in rises.items()}, f"of {plain:.2f}")
     assert rises["int8"] <= 0.01
     assert rises["int4, calibrated"] <= 0.05
     assert rises["int4, calibrated"] < rises["int4, rounded"]
+    assert bytes_too["int8"] <= 0.01
+    assert bytes_too["int4, calibrated"] <= 0.05

@@ -33,6 +33,7 @@ class Target:
     hoist_loads_over_stores: bool = False  # a load waits for a store before it that only seems to be to the same place
     has_scalef: bool = False  # one instruction for x · 2^n, for whichever n, of a whole vector
     has_lane_lookup: bool = False  # one instruction picks lanes of 16 floats by the lowest bits of other lanes
+    has_saturating_convert: bool = True  # a vector of floats becomes integers in order, also where it is out of range
     dots_bytes: bool = False  # one instruction adds 4 products of unsigned by signed bytes to each lane of 32 bits
     unroll_light: int = 4  # registers of one value that a loop computes side by side, where a point takes few of them
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself

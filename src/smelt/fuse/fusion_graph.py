@@ -522,7 +522,7 @@ class _Lowerer:
             call, sources = through_copies(call, factors, partial(self._is_for_library, spec))
             followed = not call.is_bare or _is_followed(node)
             # Integers are read where a kernel can do that, or else the weights computed from them.
-            ways = [way for way in (with_integers(call, sources), (call, sources)) if way is not None]
+            ways = [*with_integers(call, sources), (call, sources)]
             for call, sources in ways:
                 sums = _sums_of(call, spec)
                 decision = self.products.decide(

@@ -5,7 +5,15 @@
 
 from smelt.quantization.convert import quantize
 from smelt.quantization.gguf import GgufFile, read_gguf
-from smelt.quantization.layers import QuantizedLinear, QuantizedTensor
+from smelt.quantization.layers import QuantizedLinear, QuantizedTensor, rounded_to_bytes
 from smelt.quantization.safetensors import read_safetensors
 
-__all__ = ["GgufFile", "QuantizedLinear", "QuantizedTensor", "quantize", "read_gguf", "read_safetensors"]
+__all__ = [
+    "GgufFile",
+    "QuantizedLinear",
+    "QuantizedTensor",
+    "quantize",
+    "read_gguf",
+    "read_safetensors",
+    "rounded_to_bytes",
+]

@@ -5,6 +5,8 @@
 Integers of 4 bits share bytes: a run of `half_run` bytes has `2 · half_run` integers, the lower halves of all its bytes
 first. With runs of one byte, neighbours share a byte. A compiled layer multiplies with the integers as they are in
 memory; in eager the matrix is dequantized at each call.
+
+With `activations="int8"` a layer rounds its inputs to bytes, too, each group of a row by itself (`rounded_to_bytes`).
 """
 
 from dataclasses import fields, replace
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 
 
@@ -66,11 +69,59 @@ def dequantized(weight: "QuantizedTensor | QuantizedLinear", dtype: torch.dtype)
     return values.view(rows, -1).to(dtype)
 
 
+_BYTE_GROUP = 64  # inputs of a group, where a row of weights has one scale
+
+
+def rounded_to_bytes(x: Tensor, groups: int) -> Tensor:
+    """x with the last dim in `groups` that are rounded to 255 values each, in float32 or wider:
+
+        scale = largest magnitude / 127
+        integer = x / scale, rounded to the nearest, halves to even
+        result = integer · scale
+
+    A group of zeros stays zero. A group with an infinite or undefined element becomes NaN.
+    """
+    values = x.to(torch.promote_types(x.dtype, torch.float32)).view(*x.shape[:-1], groups, x.shape[-1] // groups)
+    largest = values.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest < torch.inf, largest / 127, torch.nan)
+    integers = (values / torch.where(scale > 0, scale, 1)).round().clamp(-127, 127).to(torch.int8)
+    return (integers.to(values.dtype) * scale).flatten(-2)
+
+
+class _RoundedToBytes(torch.autograd.Function):
+    """`rounded_to_bytes`, whose gradient is passed on as if nothing were rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: int) -> Tensor:
+        ctx.dtype = x.dtype
+        return rounded_to_bytes(x, groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype), None
+
+
+def byte_groups(weight: QuantizedTensor) -> int:
+    """Groups of a row of inputs that are rounded to bytes: those of the weights. Where a row of weights has one scale,
+    groups have 64 elements, or up to 127 where 64 do not divide the row."""
+    columns, groups = weight.shape[1], weight.scale.shape[1]
+    sizes = (_BYTE_GROUP, *range(2 * _BYTE_GROUP - 1, _BYTE_GROUP // 4 - 1, -1)) if groups == 1 else ()
+    return next((columns // size for size in sizes if columns % size == 0), groups)
+
+
 _TENSORS = tuple(field.name for field in fields(QuantizedTensor) if field.name in ("integers", "scale", "zero", "low"))
 
 
+def check_activations(activations: str | None) -> None:
+    if activations not in (None, "int8"):
+        raise SmeltError("SM090", f"activations={activations!r}", hint='choose from None and "int8"')
+
+
 class QuantizedLinear(nn.Module):
-    """`nn.Linear` with quantized weights, which are buffers: they have no gradient, and are in the `state_dict`."""
+    """`nn.Linear` with quantized weights, which are buffers: they have no gradient, and are in the `state_dict`.
+
+    `activations="int8"`: inputs are rounded to bytes before they are multiplied.
+    """
 
     integers: Tensor
     scale: Tensor
@@ -79,9 +130,16 @@ class QuantizedLinear(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(
-        self, weight: QuantizedTensor, bias: nn.Parameter | None = None, dtype: torch.dtype = torch.float32
+        self,
+        weight: QuantizedTensor,
+        bias: nn.Parameter | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        activations: str | None = None,
     ) -> None:
         super().__init__()
+        check_activations(activations)
+        self.activations, self.byte_groups = activations, byte_groups(weight) if activations else 0
         self.dtype = dtype if bias is None else bias.dtype
         self.out_features, self.in_features = weight.shape
         self.bits, self.offset, self.half_run = weight.bits, weight.offset, weight.half_run
@@ -101,7 +159,12 @@ class QuantizedLinear(nn.Module):
         return dequantized(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, dequantized(self, x.dtype), self.bias)
+        if not self.byte_groups:
+            return nn.functional.linear(x, dequantized(self, x.dtype), self.bias)
+        is_differentiated = torch.is_grad_enabled() and x.requires_grad
+        rounded = (_RoundedToBytes.apply if is_differentiated else rounded_to_bytes)(x, self.byte_groups)
+        bias = None if self.bias is None else self.bias.to(rounded.dtype)
+        return nn.functional.linear(rounded, dequantized(self, rounded.dtype), bias).to(x.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
         """Moves to devices, but not to dtypes: scales keep theirs, and their values."""
@@ -119,4 +182,5 @@ class QuantizedLinear(nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"bits={self.bits}, group_size={self.in_features // groups}"
+            + (f", activations={self.activations!r}" if self.activations else "")
         )

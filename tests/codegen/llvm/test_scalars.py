@@ -160,6 +160,19 @@ def test_wide_numbers_wrap_into_narrow_integers() -> None:
         assert got.tolist() == x.to(torch.int64).to(dtype).tolist()
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.int32, 32), (torch.int64, 64)])
+def test_floats_out_of_range_become_the_nearest_integers(source: torch.dtype, dtype: torch.dtype, bits: int) -> None:
+    """In vectors and in what is left over of them."""
+    limit, half = 2.0 ** (bits - 1), 2.0 ** (bits - 2)
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([limit, -limit, 1.5 * limit, -4 * limit, inf, -inf, nan, half, -half, -1.5])
+    limits = torch.iinfo(dtype)
+    expected = [limits.max, limits.min] * 3 + [0, int(half), -int(half), -1]
+    got = _cast(x.to(source).repeat(7), dtype)
+    assert got.tolist() == expected * 7
+
+
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     kernel = kernel_of("conversion", "cast", [x.dtype], dtype, x.numel())
     got = torch.empty(x.shape, dtype=dtype)

@@ -37,6 +37,7 @@ def x86(vector_bits: int, **own: Any) -> Target:
         "prefetch_next_row": True,
         "hoist_loads_over_stores": True,
         "has_scalef": is_wide,
+        "has_saturating_convert": False,
         "has_lane_lookup": is_wide,
         "transpose_register_bits": vector_bits,
         "nontemporal_min_bytes": 8 * 1024 * 1024,

@@ -408,6 +408,16 @@ class Builder:
         self.body.append(Convert(out, name, value))
         return out
 
+    def saturated_integer(self, x: Value, kind: str) -> Value:
+        """Floats towards zero as signed integers: the nearest ones if they are out of range, 0 for NaN."""
+        if x.lanes == 1 or self.target.has_saturating_convert:  # else LLVM converts lane by lane
+            return self.convert("fptosi.sat", x, kind)
+        limit = 2.0 ** (BITS[kind] - 1)
+        is_inside = self.fcmp("olt", self.fabs(x), limit)
+        whole = self.convert("fptosi", self.select(is_inside, x, 0.0), kind)
+        whole = self.select(self.fcmp("oge", x, limit), int(limit) - 1, whole)
+        return self.select(self.fcmp("ole", x, -limit), -int(limit), whole)
+
     def reinterpret(self, value: Value, kind: str) -> Value:
         """The same bits as elements of another size."""
         return self._convert("bitcast", value, kind, value.lanes * BITS[value.kind] // BITS[kind])

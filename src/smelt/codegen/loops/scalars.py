@@ -271,7 +271,7 @@ def _from_float(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     # By way of a wide integer, as C++ compilers do: what does not fit a narrow one wraps. Saturation at the wide end
     # keeps numbers out of range (undefined in C++) from being undefined here.
     wide = "i64" if dtype in (torch.int64, torch.uint8) else "i32"
-    return b.convert("trunc", b.convert("fptosi.sat", value, wide), kind)
+    return b.convert("trunc", b.saturated_integer(value, wide), kind)
 
 
 def _widen(b: Builder, value: Value, source: torch.dtype) -> Value:

@@ -7,7 +7,7 @@ Follows the element that a point of the product needs back to memory, through op
 and reads the scalar code as `(integer - offset - zero) · scale + low`. Views between the operators may split axes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,14 +73,20 @@ class _Weights:
     low: _Node | None = None
 
 
-def with_integers(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]] | None:
-    """The product that reads integers in the place of a dequantized factor, and what it reads: both factors, then the
-    scales. None if no factor is dequantized."""
+def with_integers(
+    call: ProductCall, sources: Sequence[FusionValue]
+) -> Iterator[tuple[ProductCall, list[FusionValue]]]:
+    """The products that read integers in the place of dequantized factors, and what they read: both factors, then the
+    scales. First of both factors, if both are dequantized, then of one."""
     for number in (1, 0):
         reads = _with_integers(call, sources, number)
-        if reads is not None:
-            return reads
-    return None
+        if reads is None:
+            continue
+        both = _with_integers(*reads, 1 - number) if number else None
+        if both is not None:
+            yield both
+        yield reads
+        return
 
 
 def _with_integers(
@@ -131,14 +137,17 @@ def _read(
     assert scale is not None
     read = replace(at(place), quantized=QuantizedRead(weights.kind, scale, zero, low, weights.offset))
     rule = replace(call.rule, left=read) if number == 0 else replace(call.rule, right=read)
-    others = [weights.integers if each == number else source for each, source in enumerate(sources)]
-    return call.with_rule(rule), [*others, *values]
+    factors = [weights.integers if each == number else source for each, source in enumerate(sources[:2])]
+    others = list(sources[2:])  # scales of the other factor; those of the left one are the first
+    return call.with_rule(rule), [*factors, *values, *others] if number == 0 else [*factors, *others, *values]
 
 
 def _is_leaf(value: FusionValue, source: FusionValue) -> bool:
-    """Whether a value is read from memory: it is not computed, or much smaller than the weights. Positions and scales
-    that are only converted are computed."""
+    """Whether a value is read from memory: it is not computed, much smaller than the weights, or floats that were
+    rounded to bytes. Positions and scales that are only converted are computed."""
     if value.kind is not FusionKind.POINTWISE or not isinstance(value.rule, PointRule):
+        return True
+    if value.spec.dtype in SMALL_INTEGERS and any(each.value.spec.dtype.is_floating_point for each in value.readings):
         return True
     if not value.readings or is_copy(value):
         return False

@@ -9,6 +9,8 @@ spans several dims of the copy is split.
     clone(permute(bmm(a, b)))  →  a product with the dims and the memory of the copy
 """
 
+from dataclasses import replace
+
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.rules import ContractRule, FactorBound, FactorRead
@@ -133,7 +135,12 @@ def cut_call(call: ProductCall, cut: Cut) -> ProductCall:
         bounds = tuple(
             FactorBound(*_one(bound.stride, bound.along), bound.offset, bound.extent) for bound in factor.bounds
         )
-        return FactorRead(*_one(factor.stride, factor.along), factor.offset, bounds)
+        quantized = factor.quantized
+        if quantized is not None:
+            scale, zero, low = (each and moved(each) for each in (quantized.scale, quantized.zero, quantized.low))
+            assert scale is not None
+            quantized = replace(quantized, scale=scale, zero=zero, low=low)
+        return FactorRead(*_one(factor.stride, factor.along), factor.offset, bounds, quantized)
 
     def _one(stride: Shape, along: Shape) -> tuple[Shape, Shape]:
         return (steps(stride), along) if is_dim else (stride, steps(along))

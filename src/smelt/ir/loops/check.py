@@ -32,8 +32,8 @@ _RESULTS = ("out", "seen", "stored", "results")
 _CONVERSIONS = {
     "trunc": (INTEGERS, INTEGERS, -1), "zext": (INTEGERS, INTEGERS, 1), "sext": (INTEGERS, INTEGERS, 1),
     "fptrunc": (FLOATS, FLOATS, -1), "fpext": (FLOATS, FLOATS, 1), "sitofp": (INTEGERS, FLOATS, 0),
-    "uitofp": (INTEGERS, FLOATS, 0), "fptosi.sat": (FLOATS, INTEGERS, 0), "ptrtoint": (POINTERS, INTEGERS, 0),
-    "inttoptr": (INTEGERS, POINTERS, 0),
+    "uitofp": (INTEGERS, FLOATS, 0), "fptosi.sat": (FLOATS, INTEGERS, 0), "fptosi": (FLOATS, INTEGERS, 0),
+    "ptrtoint": (POINTERS, INTEGERS, 0), "inttoptr": (INTEGERS, POINTERS, 0),
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def written(
     m: int, n: int, kind: str = "u4", order: str = "in order", x: str = "f32", scale: str = "f32", zero: str = "",
     low: str = "", offset: int = 0, transposed: bool = False,
 ) -> Kernel:  # fmt: skip
-    """x of m rows times n rows of quantized weights, plus a vector."""
+    """x of m rows times n rows of quantized weights, plus a vector. With x "i8", each group of it has a scale."""
     axes, of_x, of_w = SUMS[order]
     groups = 1 if order == "one group" else 2
     grouped = " + g" if groups > 1 else ""
@@ -47,11 +47,14 @@ def written(
     more = f" + l[{groups}*j{grouped}]" if low else ""
     weight = f"({kind} w[128*j + {of_w}]{less}) * s[{groups}*j{grouped}]{more}"
     left = f"x[{row} + {of_x.format(m=m, group=64 * m)}]"
+    if x == "i8":
+        left = f"(i8 {left}) * t[{groups}*i{grouped}]"
     packed = 2 if kind in ("i4", "u4") else 1
     rows, cols, at = ("j", "i", f"{m}*j + i") if transposed else ("i", "j", f"{n}*i + j")
     sizes = {"i": m, "j": n}
     text = [f"kernel product rows({rows}:{sizes[rows]}) cols({cols}:{sizes[cols]})"]
     text += [f"in x: {x}[{128 * m}]", f"in w: {DTYPES[kind]}[{128 * n // packed}]", f"in s: {scale}[{groups * n}]"]
+    text += [f"in t: f32[{groups * m}]"] if x == "i8" else []
     text += [f"in z: {zero}[{groups * n}]"] if zero else []
     text += [f"in l: {low}[{groups * n}]"] if low else []
     text += [f"in b: f32[{n}]", f"out y: f32[{m * n}]", "loop:", f"p = contract ({axes}) {left}, {weight} : f32"]
@@ -76,12 +79,14 @@ def magnitude(kernel: Kernel, tensors: Sequence[Tensor]) -> float:
     contract = contraction_of(kernel)
     assert contract is not None
     memory = {each.name: tensor.double().abs() for each, tensor in zip(kernel.parameters, tensors, strict=True)}
-    quantized = next(each.quantized for each in contract.factors if each.quantized is not None)
+    quantized = contract.right.quantized
+    assert quantized is not None
     most = {"u4": 15, "i4": 8, "u8": 255, "i8": 128}[quantized.kind] + abs(quantized.offset)
     most += float(memory[quantized.zero.buffer].max()) if quantized.zero is not None else 0
     weight = most * float(memory[quantized.scale.buffer].max())
     weight += float(memory[quantized.low.buffer].max()) if quantized.low is not None else 0
     lines = memory["x"].reshape(-1, 128)
+    weight *= float(memory["t"].max()) if "t" in memory else 1
     return weight * float(lines.sum(1).max() if lines.stride(0) else lines.sum())
 
 

@@ -22,7 +22,7 @@ from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
 
-_STEPS, _OUT, _STRIDE, _ADDS = params("i64 steps, ptr out, i64 stride, i1 adds")
+FINISH = _STEPS, _OUT, _STRIDE, _ADDS = params("i64 steps, ptr out, i64 stride, i1 adds")
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Functio
     down = spread(left, tile.rows, tile.lanes, 0 if tile.rows % tile.lanes else tile.lanes)
     sums = products_added(b, down, across, loop.values[2:])
     _, _, *sums = loop.end(left.at(tile.rows).pointer, right.at(tile.cols).pointer, *sums)
-    _finished(Array(b, _OUT, dtype), sums, tile)
+    finish_tile(Array(b, _OUT, dtype), sums, tile)
     return b.function(name, (*panels, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
 
 
@@ -68,7 +68,7 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
     sums = list(rest.end(*multiplied(list(rest.values), rest.index, single)))
     if is_transposed:
         sums, tile = _transposed_sums(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
-    _finished(Array(b, _OUT, dtype), sums, tile)
+    finish_tile(Array(b, _OUT, dtype), sums, tile)
     return b.function(name, (*factors, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
 
 
@@ -132,8 +132,8 @@ def _transposed_sums(b: Builder, sums: list[Value], tile: TileShape) -> list[Val
     return [squares[v][g][lane] for v in range(vectors) for lane in range(tile.lanes) for g in range(groups)]
 
 
-def _finished(out: Array, sums: list[Value], tile: TileShape) -> None:
-    """The end of a function: store the tile, or add it to memory."""
+def finish_tile(out: Array, sums: list[Value], tile: TileShape) -> None:
+    """The end of a function that takes `FINISH`: store the tile, or add it to memory."""
     out.b.choice(_ADDS, lambda: _leave(out, sums, tile, adds=True), lambda: _leave(out, sums, tile, adds=False))
 
 

@@ -83,6 +83,7 @@ class StreamedBlock:
     sums: Array  # what the product is to be in
     fresh: Value  # whether `packed` is yet to be filled
     elements: tuple[Array, ...] = ()  # scales and the rest of a quantized right factor, from the first column on
+    left_elements: tuple[Array, ...] = ()  # those of a quantized left factor, from the first row on
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ class _Part:
                 blocks.workspace.array(b, "sums"),
                 b.or_(b.icmp("eq", number, 0), b.icmp("eq", unit, first)),
                 tuple(self._start(each, problem.n, left) for each in problem.contract.right.elements[1:]),
+                tuple(self._start(each, problem.m, top) for each in problem.contract.left.elements[1:]),
             )
             self.compute(block)
             self._finish(block, top, left)

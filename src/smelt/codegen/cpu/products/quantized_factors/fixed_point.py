@@ -1,4 +1,4 @@
-"""One or two rows times quantized weights by dot products of bytes: x becomes integers of 24 bits, three bytes each.
+"""Few rows times quantized weights by dot products of bytes: x becomes integers of 24 bits, three bytes each.
 
     x[k] = (65536 · a[k] + 256 · b[k] + c[k]) · 2^-n      a, b, c: signed bytes; n: of a group of a row of x
     sum of weight[k] · x[k] over a group: three dot products of bytes, exact, then one multiplication by 2^-n · scale
@@ -8,7 +8,12 @@ unsigned bytes; what is subtracted from all of them is subtracted from the sums,
 in order, a row at a time, and scales by whole vectors. Infinite and undefined elements of x have no such form; nor have
 groups of very large or very small elements, as steps times scales may have no float32. Nor have groups with an outlier:
 other elements would be rounded more than in float32.
+
+If x itself is bytes with a scale for each group, each is the only digit of an integer, and n is the scale.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -25,8 +30,8 @@ from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.symsize import hint, known_equal
 
-_BYTES = 3  # of an integer
-_MOST_ROWS = 2
+_DIGITS = 3  # bytes of an integer that was a float32
+_MOST_ROWS, _MOST_ROWS_OF_BYTES = 2, 4
 _PIECE_VECTORS = 16  # of the right factor that are written one after the other
 _LONG_COLS = 4  # times rows: their sums stay in registers
 # Ahead of one row of the right factor, and of several. Sapphire Rapids reads 4-bit weights at 0.95 of a plain read with
@@ -41,7 +46,8 @@ _TO_BYTES = 0x808080  # makes all three bytes unsigned
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
     """How a tile is multiplied. `lanes`: of 4 bytes, in a vector of the right factor. `moved`: what is subtracted from
-    the unsigned bytes. `is_short`: a vector's sum of integers of 24 bits fits in 32 bits."""
+    the unsigned bytes. `digits`: bytes of an integer of x. `is_short`: a vector's sum of such integers fits in 32 bits.
+    `scale_step`: from one group to the next in what is read beside the weights."""
 
     rows: int
     lanes: int
@@ -49,8 +55,10 @@ class FixedPoint:
     units: int
     parts: int
     moved: int
+    digits: int
     is_short: bool
     has_sums: bool
+    scale_step: int
 
     @property
     def width(self) -> int:
@@ -75,19 +83,19 @@ class FixedPoint:
     @property
     def cols(self) -> int:
         """Rows of the right factor side by side. Memory is read faster from several; pieces need many registers."""
-        return _LONG_COLS // self.rows if self.is_long else 1
+        return max(1, _LONG_COLS // self.rows) if self.is_long else 1
 
     # A tile of the left factor, in elements of 4 bytes: bytes of x for each vector; what is subtracted from the sums
     # of each vector or group; steps 2^-n of each group; sums of each group.
 
     @property
     def vector_elements(self) -> int:
-        return self.rows * self.parts * _BYTES * self.lanes
+        return self.rows * self.parts * self.digits * self.lanes
 
     @property
     def correction_elements(self) -> int:
         """Of each vector, or of each group of several."""
-        return self.rows * (1 if self.is_short else _BYTES) * self.lanes if self.moved else 0
+        return self.rows * (1 if self.is_short else self.digits) * self.lanes if self.moved else 0
 
     @property
     def corrections_at(self) -> int:
@@ -110,9 +118,13 @@ def fixed_point_of(problem: Problem, layout: Layout, target: Target) -> FixedPoi
     """The form, if the target multiplies bytes, and a product has few rows and groups that make up whole vectors."""
     quantized, rows = problem.contract.right.quantized, hint(problem.rows)
     assert quantized is not None
-    if not target.dots_bytes or rows > _MOST_ROWS:
+    digits = _DIGITS if problem.contract.left.quantized is None else 1
+    if digits == 1:
+        rows = min(rows, _MOST_ROWS_OF_BYTES)
+    if not target.dots_bytes or (digits > 1 and rows > _MOST_ROWS):
         return None
-    if layout.groups > 1 and any(not known_equal(step, 1) for step in layout.scales):
+    scale_step = 0 if digits == 1 and all(known_equal(step, 0) for step in layout.scales) else 1
+    if layout.groups > 1 and any(not known_equal(step, scale_step) for step in layout.scales):
         return None
     for lanes in (16, 8):
         width = 4 * lanes
@@ -122,15 +134,22 @@ def fixed_point_of(problem: Problem, layout: Layout, target: Target) -> FixedPoi
             break
     else:
         return None
-    moved = quantized.offset + {"i4": 8, "i8": 128, "u4": 0, "u8": 0}[quantized.kind]
+    moved = moved_by(quantized)
     parts, steps = len(layout.parts), max(1, layout.units // width)
     largest = max((15 if quantized.is_packed else 255) - moved, moved)
     terms = 4 * parts * largest
     if terms * steps * 128 >= 1 << 31:
         return None
     has_sums = quantized.zero is not None or quantized.low is not None
-    is_short = steps == 1 and terms << 23 <= 1 << 31
-    return FixedPoint(rows, lanes, layout.groups, layout.units, parts, moved, is_short, has_sums)
+    is_short = digits == 1 or (steps == 1 and terms << 23 <= 1 << 31)
+    return FixedPoint(
+        rows, lanes, layout.groups, layout.units, parts, moved, digits, is_short, has_sums, scale_step
+    )
+
+
+def moved_by(quantized: Quantized) -> int:
+    """What is subtracted from the integers of a factor after they became unsigned."""
+    return quantized.offset + {"i4": 8, "i8": 128, "u4": 0, "u8": 0}[quantized.kind]
 
 
 # The left factor.
@@ -155,19 +174,56 @@ def pack_fixed(
             steps.store(b.from_bits(b.shl(b.sub(exponent, 22), 23)), where)
             if form.has_sums:
                 sums.store(b.reduce_lanes("fadd", size.sums, b.const("f32", 0.0), "reassoc"), where)
-            first = b.mul(group, form.units)
-            with b.loop(0, form.units, form.lanes) as unit:
-                vectors = left_vectors(b, dtype, start, layout, unit, form.lanes)
-                at = b.add(first, unit)
-                vector = b.udiv(at, form.width)
-                inside = b.udiv(b.urem(at, form.width), 4)
-                to = place.at(b.add(b.mul(vector, form.vector_elements), inside))
-                for part, floats in enumerate(vectors):
-                    for number, digits in enumerate(_bytes_of(b, b.fmul(floats, factor))):
-                        offset = ((row * form.parts + part) * _BYTES + number) * form.lanes
-                        b.store(digits, to.at(offset).pointer)
+            _pack_group(b, form, layout, dtype, start, place, (row, group), partial(_bytes_of, b, factor=factor))
     if form.moved:
         _pack_corrections(b, form, place)
+
+
+def pack_bytes(
+    b: Builder, form: FixedPoint, layout: Layout, lines: list[Array], scales: list[Array], place: Array
+) -> None:
+    """Pack the `lines` of a tile of a left factor of bytes."""
+    steps, sums = place.at(form.steps_at), place.at(form.sums_at)
+    for row, line in enumerate(lines):
+        with b.loop(0, form.groups) as group:
+            start, where = line.at(b.mul(group, layout.group_left)), b.add(group, row * form.groups)
+            scale = scales[row].load_as(torch.float32, b.mul(group, layout.left_scale))
+            steps.store(scale, where)
+            if form.has_sums:
+                total = sum_of_bytes(b, layout, start, form.lanes)
+                sums.store(b.fmul(b.convert("sitofp", total, "f32"), scale), where)
+            _pack_group(b, form, layout, torch.int8, start, place, (row, group), lambda digit: [digit])
+    if form.moved:
+        _pack_corrections(b, form, place)
+
+
+def sum_of_bytes(b: Builder, layout: Layout, start: Array, lanes: int) -> Value:
+    """Of a group of a row of bytes."""
+    loop = b.begin(0, layout.units, lanes, [b.const("i32", 0, lanes)])
+    (total,) = loop.values
+    for vector in left_vectors(b, torch.int8, start, layout, loop.index, lanes):
+        total = b.add(total, b.convert("sext", vector, "i32"))
+    (total,) = loop.end(total)
+    return b.reduce_lanes("add", total)
+
+
+def _pack_group(
+    b: Builder, form: FixedPoint, layout: Layout, dtype: torch.dtype, start: Array, place: Array,
+    where: tuple[int, Value], digits_of: Callable[[Value], list[Value]],
+) -> None:  # fmt: skip
+    """The digits of a group of a row."""
+    row, group = where
+    first = b.mul(group, form.units)
+    with b.loop(0, form.units, form.lanes) as unit:
+        vectors = left_vectors(b, dtype, start, layout, unit, form.lanes)
+        at = b.add(first, unit)
+        vector = b.udiv(at, form.width)
+        inside = b.udiv(b.urem(at, form.width), 4)
+        to = place.at(b.add(b.mul(vector, form.vector_elements), inside))
+        for part, numbers in enumerate(vectors):
+            for number, digits in enumerate(digits_of(numbers)):
+                offset = ((row * form.parts + part) * form.digits + number) * form.lanes
+                b.store(digits, to.at(offset).pointer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +254,10 @@ def group_size(b: Builder, layout: Layout, dtype: torch.dtype, start: Array, lan
     return GroupSize(largest, sums, is_uneven)
 
 
-def _bytes_of(b: Builder, scaled: Value) -> list[Value]:
+def _bytes_of(b: Builder, floats: Value, factor: Value) -> list[Value]:
     """Three vectors of signed bytes, the highest first."""
-    whole = b.add(b.convert("fptosi.sat", b.intrinsic("roundeven", scaled), "i32"), _TO_BYTES)
+    scaled = b.fmul(floats, factor)
+    whole = b.add(b.saturated_integer(b.intrinsic("roundeven", scaled), "i32"), _TO_BYTES)
     return [b.xor(b.convert("trunc", b.lshr(whole, shift), "i8"), -128) for shift in (16, 8, 0)]
 
 
@@ -212,7 +269,7 @@ def _pack_corrections(b: Builder, form: FixedPoint, place: Array) -> None:
         first = place.at(b.mul(number, form.steps * form.vector_elements))
         to = corrections.at(b.mul(number, form.correction_elements))
         for row in range(form.rows):
-            loop = b.begin(0, form.steps, 1, [b.const("i32", 0, form.lanes)] * _BYTES)
+            loop = b.begin(0, form.steps, 1, [b.const("i32", 0, form.lanes)] * form.digits)
             here = first.at(b.mul(loop.index, form.vector_elements))
             sums = list(loop.end(*_dotted(b, form, here, row, [ones] * form.parts, list(loop.values))))
             if form.is_short:
@@ -223,24 +280,26 @@ def _pack_corrections(b: Builder, form: FixedPoint, place: Array) -> None:
 
 
 def _joined(b: Builder, sums: list[Value]) -> Value:
-    high, middle, low = sums
-    return b.add(b.shl(b.add(b.shl(high, 8), middle), 8), low)
+    total, *others = sums
+    for each in others:
+        total = b.add(b.shl(total, 8), each)
+    return total
 
 
 def _dotted(
     b: Builder, form: FixedPoint, here: Array, row: int, weights: list[Value], sums: list[Value]
 ) -> list[Value]:
-    """The three sums with the products of a vector more."""
+    """The sums of each digit with the products of a vector more."""
     sums = list(sums)
     for part, weight in enumerate(weights):
-        for number in range(_BYTES):
+        for number in range(form.digits):
             sums[number] = b.dotted_bytes(sums[number], weight, _bytes_at(b, form, here, row, part, number))
     return sums
 
 
 def _bytes_at(b: Builder, form: FixedPoint, here: Array, row: int, part: int, number: int) -> Value:
-    """A vector of one of the three bytes of elements of x."""
-    place = here.at(((row * form.parts + part) * _BYTES + number) * form.lanes)
+    """A vector of one of the bytes of elements of x."""
+    place = here.at(((row * form.parts + part) * form.digits + number) * form.lanes)
     return b.load(place.pointer, "i32", form.lanes)
 
 
@@ -267,6 +326,7 @@ class FixedPointDots:
         present = [name for name, each in elements if each is not None]
         reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
         shape = f"{form.rows}x{form.lanes}.{form.groups}x{form.units}.{self.layout.group_right}"
+        shape += f".digits{form.digits}.step{form.scale_step}"
         return f"smelt.fixed_point_dot.{quantized.kind}.less{quantized.offset}.{reads}.{shape}"
 
     def write(self) -> Function:
@@ -317,7 +377,7 @@ class FixedPointDots:
         """The scales of some groups of a row of the right factor, for each row of x in units of 2^-n. What zero points
         and minima are multiplied with is added to the totals."""
         b, form, quantized = self.b, self.form, self.quantized
-        scale, *others = [each.load_as(torch.float32, first, groups) for each in elements]
+        scale, *others = [self._numbers(each, first, groups) for each in elements]
         zero = others.pop(0) if quantized.zero is not None else None
         low = others.pop(0) if quantized.low is not None else None
         added = b.fneg(b.fmul(scale, zero)) if zero is not None else None
@@ -331,6 +391,13 @@ class FixedPointDots:
                 product = b.fmul(added, panel.at(form.sums_at).load(at, groups))
                 totals[row] = b.fadd(totals[row], self._widened(product))
         return scales
+
+    def _numbers(self, element: Array, first: Value, groups: int) -> Value:
+        """Scales or the like of some groups."""
+        if self.form.scale_step:
+            return element.load_as(torch.float32, first, groups)
+        number = element.load_as(torch.float32)
+        return number if groups == 1 else self.b.splat(number, groups)
 
     def _piece(
         self, lines: list[Array], elements: list[list[Array]], panel: Array, first: Value, groups: int,
@@ -370,7 +437,7 @@ class FixedPointDots:
         place = here.at(b.mul(loop.index, form.vector_elements))
         for number in range(form.cols * form.rows):
             col, row = divmod(number, form.rows)
-            part = slice(number * _BYTES, (number + 1) * _BYTES)
+            part = slice(number * form.digits, (number + 1) * form.digits)
             sums[part] = _dotted(b, form, place, row, weights[col], sums[part])
         sums = list(loop.end(*sums))
         for col in range(form.cols):
@@ -378,17 +445,17 @@ class FixedPointDots:
             scales = self._scales(elements[col], panel, group, groups, of_col)
             for row in range(form.rows):
                 number = col * form.rows + row
-                total = self._finished(sums[number * _BYTES : (number + 1) * _BYTES])
+                total = self._finished(sums[number * form.digits : (number + 1) * form.digits])
                 totals[number] = b.fma(total, self._spread(scales[row], 0), of_col[row])
         return totals
 
     def _starts(self, corrections: Array) -> list[list[Value]]:
         """What the sums of each row begin with. Sums of bytes do not wait for each other."""
         b, form = self.b, self.form
-        zeros = [b.const("i32", 0, form.lanes)] * _BYTES
+        zeros = [b.const("i32", 0, form.lanes)] * form.digits
         if not form.moved:
             return [zeros] * form.rows
-        count = 1 if form.is_short else _BYTES
+        count = 1 if form.is_short else form.digits
         place = [corrections.at(number * form.lanes).pointer for number in range(form.rows * count)]
         loaded = [b.load(each, "i32", form.lanes) for each in place]
         return [zeros[count:] + loaded[row * count : (row + 1) * count] for row in range(form.rows)]
@@ -403,14 +470,9 @@ class FixedPointDots:
 
     def _weights(self, line: Array) -> list[Value]:
         """A vector of the right factor as unsigned bytes: one, or those of the lower and of the upper halves."""
-        b, form, kind = self.b, self.form, self.quantized.kind
+        b, form = self.b, self.form
         b.prefetch(line.at(_PREFETCH_BYTES if form.cols == 1 else _PREFETCH_BYTES_OF_EACH).pointer)
-        taken = b.load(line.pointer, "i32", form.lanes, align=1)
-        if kind in ("i4", "i8"):
-            taken = b.xor(taken, -0x77777778 if kind == "i4" else -0x7F7F7F80)  # 0x88888888, 0x80808080
-        if not self.quantized.is_packed:
-            return [taken]
-        return [b.and_(each, 0x0F0F0F0F) for each in (taken, b.lshr(taken, 4))]
+        return unsigned_bytes(b, self.quantized, b.load(line.pointer, "i32", form.lanes, align=1))
 
     def _spread(self, scales: Value, group: int) -> Value:
         """The scale of each lane of a vector whose first group is `group`."""
@@ -428,3 +490,12 @@ class FixedPointDots:
             return some
         zeros = b.const("f32", 0.0, some.lanes)
         return b.permute(some, [min(lane, some.lanes) for lane in range(form.lanes)], zeros)
+
+
+def unsigned_bytes(b: Builder, quantized: Quantized, words: Value) -> list[Value]:
+    """Words of a quantized factor as unsigned bytes: themselves, or those of the lower and of the upper halves."""
+    if quantized.kind in ("i4", "i8"):
+        words = b.xor(words, -0x77777778 if quantized.kind == "i4" else -0x7F7F7F80)  # 0x88888888, 0x80808080
+    if not quantized.is_packed:
+        return [words]
+    return [b.and_(each, 0x0F0F0F0F) for each in (words, b.lshr(words, 4))]

@@ -7,6 +7,7 @@ from smelt.codegen.cpu.products.problem import Problem, ProductAxis
 from smelt.codegen.cpu.products.streamed_blocks import as_matrices
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
+from smelt.ir.kernel import Quantized
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize, known_equal
@@ -16,7 +17,8 @@ from smelt.symbolic.symsize import is_symsize, known_equal
 class Layout:
     """How the sum runs: `groups`, of `units` contiguous bytes each. Steps in the left factor: from one group to the
     next, from one byte to the next, and to what each integer of a byte is multiplied with. Steps in the right factor
-    are in bytes. `scales`: from one group to the next in each element read beside the integers."""
+    are in bytes. `scales`: from one group to the next in each element read beside the integers, and `left_scale` in the
+    scale of a left factor of bytes."""
 
     groups: int
     units: int
@@ -25,13 +27,20 @@ class Layout:
     parts: tuple[Size, ...]
     group_right: Size
     scales: tuple[Size, ...]
+    left_scale: Size = 0
 
 
 def oriented(problem: Problem) -> Problem:
-    """With the quantized factor on the right."""
-    if problem.contract.left.quantized is not None and problem.contract.right.quantized is None:
+    """With the quantized factor on the right. If both are, bytes with nothing but a scale are on the left."""
+    left, right = (factor.quantized for factor in problem.contract.factors)
+    if left is not None and (right is None or (is_scaled_bytes(right) and not is_scaled_bytes(left))):
         problem = problem.transposed()
     return as_matrices(problem)
+
+
+def is_scaled_bytes(quantized: Quantized) -> bool:
+    """Whether integers are signed bytes that are only scaled."""
+    return quantized.kind == "i8" and not quantized.offset and len(quantized.elements) == 1
 
 
 def layout_of(problem: Problem) -> Layout | str:
@@ -71,10 +80,13 @@ def layout_of(problem: Problem) -> Layout | str:
     if any(not known_equal(step % packed, 0) for step in (*rows, outer.right, start)):
         return "rows start within a byte"
     inner = {axis.name for axis in problem.k} - {outer.name}
-    if any(inner & each.index.axes for each in quantized.elements):
+    of_left = problem.contract.left.quantized.elements if problem.contract.left.quantized else ()
+    if any(inner & each.index.axes for each in (*quantized.elements, *of_left)):
         return "scales differ within a group"
     scales = tuple(each.index.stride(outer.name) for each in quantized.elements)
-    return Layout(int(outer.size), int(unit_size), outer.left, unit_left, parts, outer.right // packed, scales)
+    left_scale = of_left[0].index.stride(outer.name) if of_left else 0
+    group_right = outer.right // packed
+    return Layout(int(outer.size), int(unit_size), outer.left, unit_left, parts, group_right, scales, left_scale)
 
 
 def first_half(problem: Problem) -> int:

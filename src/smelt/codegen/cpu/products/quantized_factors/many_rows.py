@@ -24,7 +24,7 @@ from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.symsize import is_symsize
 
-_RUN = 16  # bytes of a row of the right factor that are read together
+RUN = 16  # bytes of a row of the right factor that are read together
 _LANES = 4  # 4-byte integers in a run
 _PANELS = 2  # of the right factor in a block
 _CYCLES_TO_MULTIPLY, _CYCLES_TO_CONVERT = 0.6, 3  # a vector of weights: with a row of x, and for a panel
@@ -77,7 +77,7 @@ class ManyRows:
 def many_rows_of(problem: Problem, layout: Layout, target: Target) -> ManyRows | None:
     """The form, if pieces of groups are contiguous in the left factor and whole runs in the right one."""
     steps = (layout.group_left, layout.unit_left, *layout.parts)
-    if any(is_symsize(each) for each in steps) or layout.units % _RUN or problem.dtype is not torch.float32:
+    if any(is_symsize(each) for each in steps) or layout.units % RUN or problem.dtype is not torch.float32:
         return None
     tile, count = TileShape.of(problem.dtype, target), len(layout.parts)
     along = min(abs(int(each)) for each in steps if each) if any(steps) else 0
@@ -86,7 +86,7 @@ def many_rows_of(problem: Problem, layout: Layout, target: Target) -> ManyRows |
     group, unit, *parts = (int(each) // along for each in steps)
     units = layout.units
     if unit == count:
-        units = max(each for each in range(_RUN, MOST.depth // count + 1, _RUN) if units % each == 0)
+        units = max(each for each in range(RUN, MOST.depth // count + 1, RUN) if units % each == 0)
     places = sorted(place * unit + part for place in range(units) for part in parts)
     is_contiguous = places == list(range(units * count)) and (layout.groups == 1 or group == layout.units * count)
     if not is_contiguous or units * count > MOST.depth:
@@ -167,7 +167,7 @@ class Panel:
                     for some, each in zip(elements, taken, strict=True)
                 ]
                 to = panel.at(b.add(b.mul(number, form.steps * form.tile.cols), across))
-                with b.loop(0, form.units, _RUN) as unit:
+                with b.loop(0, form.units, RUN) as unit:
                     place = to.at(b.mul(unit, form.unit * form.tile.cols))
                     self._run([line.at(b.add(start, unit)) for line in lines], numbers, place)
         return b.function(self.name, (*_TAKEN, *(each for some in taken for each in some)), "shared")
@@ -181,9 +181,7 @@ class Panel:
         low = others.pop(0) if quantized.low is not None else None
         if quantized.offset:
             move = b.fadd(move, float(quantized.offset)) if move else b.const("f32", float(quantized.offset), lanes)
-        runs = [b.load(line.pointer, "i32", _LANES, align=1) for line in lines]
-        rows = [self._joined(runs[first::_LANES]) for first in range(_LANES)]
-        for word, column in enumerate(transposed(b, rows)):
+        for word, column in enumerate(words_of(b, lines)):
             for byte in range(4):
                 for half, part in enumerate(form.parts):
                     shift = 8 * byte + 4 * half
@@ -196,11 +194,17 @@ class Panel:
                     weight = b.fmul(weight, scale) if low is None else b.fma(weight, scale, low)
                     to.store(weight, ((4 * word + byte) * form.unit + part) * form.tile.cols)
 
-    def _joined(self, runs: list[Value]) -> Value:
-        """Runs side by side in a vector."""
-        while len(runs) > 1:
-            runs = [
-                self.b.permute(runs[place], range(2 * runs[place].lanes), runs[place + 1])
-                for place in range(0, len(runs), 2)
-            ]
-        return runs[0]
+
+def words_of(b: Builder, lines: list[Array]) -> list[Value]:
+    """The four words of a run of each line: vectors with a lane for each line."""
+    runs = [b.load(line.pointer, "i32", _LANES, align=1) for line in lines]
+    return transposed(b, [_joined(b, runs[first::_LANES]) for first in range(_LANES)])
+
+
+def _joined(b: Builder, runs: list[Value]) -> Value:
+    """Runs side by side in a vector."""
+    while len(runs) > 1:
+        runs = [
+            b.permute(runs[place], range(2 * runs[place].lanes), runs[place + 1]) for place in range(0, len(runs), 2)
+        ]
+    return runs[0]

@@ -7,7 +7,8 @@ The right factor is read once, in place. The left factor is copied first, in the
 lower halves are multiplied with, then what upper halves are. With few rows of x, products are added up for a group and
 scaled then; offsets are multiplied with the sums of x. With more rows, each weight is scaled before it is used. With
 many rows, all weights are converted first, for tiles (`many_rows.py`). Few rows of finite numbers are multiplied in
-fixed point (`fixed_point.py`) where the processor has dot products of bytes.
+fixed point (`fixed_point.py`) where the processor has dot products of bytes. Those also multiply a left factor of bytes
+with scales: few rows in fixed point, many in tiles of their own (`byte_tiles.py`).
 """
 
 from dataclasses import replace
@@ -20,14 +21,23 @@ from smelt.codegen.cpu.entry_points import KernelFunctions, params
 from smelt.codegen.cpu.kernel_schedules import Schedule
 from smelt.codegen.cpu.products.dot import store_totals
 from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, at_example
+from smelt.codegen.cpu.products.quantized_factors.byte_tiles import ByteTiles, byte_tiles_of, multiply_bytes
 from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
     FixedPoint,
     FixedPointDots,
     fixed_point_of,
     group_size,
+    pack_bytes,
     pack_fixed,
 )
-from smelt.codegen.cpu.products.quantized_factors.layout import Layout, first_half, layout_of, left_vectors, oriented
+from smelt.codegen.cpu.products.quantized_factors.layout import (
+    Layout,
+    first_half,
+    is_scaled_bytes,
+    layout_of,
+    left_vectors,
+    oriented,
+)
 from smelt.codegen.cpu.products.quantized_factors.many_rows import ManyRows, many_rows_of, multiply_many
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, block_lanes, write_blocks
 from smelt.codegen.cpu.products.tile_shape import TileShape
@@ -69,8 +79,6 @@ class _Tile:
 def _why_not(problem: Problem, target: Target) -> str | None:
     if not problem.is_quantized:
         return "no factor is quantized"
-    if all(factor.quantized is not None for factor in problem.contract.factors):
-        return "both factors are quantized"
     problem = oriented(problem)
     if problem.contract.right.quantized is None:
         return QUANTIZED
@@ -85,7 +93,32 @@ def _why_not(problem: Problem, target: Target) -> str | None:
     layout = layout_of(problem)
     if isinstance(layout, str):
         return layout
+    left = problem.contract.left.quantized
+    if left is not None and not is_scaled_bytes(left):
+        return "both factors are quantized, and none is bytes with nothing but a scale"
+    if left is not None and _byte_form(problem, layout, target) is None:
+        return "there are no dot products of bytes, or groups are no whole vectors of bytes"
     return None if _lanes(layout, target) else "groups are no whole vectors"
+
+
+def _byte_form(problem: Problem, layout: Layout, target: Target) -> FixedPoint | ByteTiles | None:
+    """How a left factor of bytes is multiplied."""
+    problem = at_example(problem)
+    few, many = fixed_point_of(problem, layout, target), byte_tiles_of(problem, layout, target)
+    if few is None or many is None:
+        return few or many
+    return many if _bytes_cycles(problem, layout, many) < _bytes_cycles(problem, layout, few) else few
+
+
+def _bytes_cycles(problem: Problem, layout: Layout, form: FixedPoint | ByteTiles) -> float:
+    if isinstance(form, ByteTiles):
+        computing = form.cycles(problem)
+    else:
+        tiles = -(-problem.rows // form.rows)
+        products = tiles * form.rows * (form.parts + 3 / form.steps)
+        computing = problem.cols * form.vectors * (1 + 0.5 * products)
+    reading = problem.cols * layout.groups * layout.units / _BYTES_A_CYCLE
+    return float(max(computing, reading) + problem.rows * problem.depth / 4)
 
 
 def _lanes(layout: Layout, target: Target) -> int:
@@ -114,6 +147,9 @@ def _cycles(problem: Problem, target: Target) -> float:
     problem = at_example(oriented(problem))
     layout = layout_of(problem)
     assert not isinstance(layout, str)
+    of_bytes = _byte_form(problem, layout, target) if problem.contract.left.quantized else None
+    if of_bytes is not None:
+        return problem.batches * _bytes_cycles(problem, layout, of_bytes)
     tile = _tile_of(problem, layout, target)
     many = _many_rows(problem, layout, tile, target)
     return problem.batches * (_tiles_cycles(problem, layout, tile) if many is None else many.cycles(problem))
@@ -169,6 +205,10 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
     layout = layout_of(problem)
     assert not isinstance(layout, str)
     example = at_example(problem)
+    if problem.contract.left.quantized is not None:
+        form = _byte_form(example, layout, code.target)
+        assert form is not None
+        return _write_bytes(code, problem, layout, form)
     tile = _tile_of(example, layout, code.target)
     many = _many_rows(example, layout, tile, code.target)
     if many is not None:
@@ -201,6 +241,29 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
         )
 
     return write_blocks(code, blocks, compute)
+
+
+def _write_bytes(code: KernelFunctions, problem: Problem, layout: Layout, form: FixedPoint | ByteTiles) -> EntryCode:
+    """With a left factor of bytes."""
+    if isinstance(form, ByteTiles):
+        sizes = form.groups * form.left_group, form.rows(hint(problem.rows)), form.cols, form.panel_elements
+        blocks = _blocks_of(problem, code.target, form.tile, *sizes)
+        return write_blocks(code, blocks, partial(multiply_bytes, layout=layout, form=form))
+    tile = _Tile(form.rows, 1, form.lanes, 1, late=True)
+    rows = min(_ROWS, _LEFT_ELEMENTS // form.elements * form.rows)
+
+    def compute(b: Builder, blocks: StreamedBlocks, block: StreamedBlock) -> None:
+        problem, (scale,) = blocks.problem, block.left_elements
+        of_scale = problem.contract.left.elements[1].index
+        apart, scale_apart = (problem.m[0].left, of_scale.stride(problem.m[0].name)) if problem.m else (0, 0)
+        with b.when(block.fresh), b.loop(0, block.rows, form.rows) as first:
+            place = block.packed.at(b.mul(b.udiv(first, form.rows), form.elements))
+            numbers = [b.smin(b.add(first, number), b.sub(block.rows, 1)) for number in range(form.rows)]
+            lines = [block.left.at(b.mul(row, apart)) for row in numbers]
+            pack_bytes(b, form, layout, lines, [scale.at(b.mul(row, scale_apart)) for row in numbers], place)
+        _call_dots(b, blocks, layout, form, block)
+
+    return write_blocks(code, _blocks_of(problem, code.target, tile, form.elements, rows, _COLS, 0), compute)
 
 
 SCHEDULE = Schedule(
