@@ -3,9 +3,10 @@
     from smelt.base.fast_dataclass import dataclass     as the standard one; `field`, `fields`, `replace` are
 
 The standard decorator compiles up to seven functions for each class: 0.9 ms, which was most of what importing smelt
-took, and a third of a first compilation. Here fields and slots are found without it, which takes it 0.2 ms. What is the
-same for all classes (`__repr__`, refusing to assign) is written out below. The rest is the same for all classes of a
-shape: one text is compiled for all that have three fields, say, and given the names of the fields after that.
+took, and a third of a first compilation. Here fields and slots are found without it, which takes it 0.1 ms. What is the
+same for all classes (`__repr__`, refusing to assign) is written out below. The rest is made at its first call, and is
+the same for all classes of a shape: one text is compiled for all that have three fields, say, and given the names of
+the fields after that.
 
     def __init__(self, f0, f1): self.f0 = f0; self.f1 = f1     →     def __init__(self, x, y): self.x = x; self.y = y
 
@@ -36,20 +37,47 @@ def _made(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
     has_hash = vars(plain).get("__hash__") is not None  # a class that has `__eq__` of its own has None there
     plain.__doc__ = plain.__doc__ or plain.__name__  # the standard one makes one of the signature
     cls = _with_fields(plain, frozen, slots, eq, repr)
-    methods: dict[str, Callable[..., Any] | None] = {"__init__": _init(cls, frozen)}
+    methods: dict[str, Callable[..., Any]] = {"__init__": _at_first_call(cls, "__init__", lambda: _init(cls, frozen))}
     if repr:
         methods["__repr__"] = _repr
     if eq:
-        methods["__eq__"] = _function(cls, _eq_code, [each.name for each in fields(cls) if each.compare])
+        methods["__eq__"] = _at_first_call(cls, "__eq__", lambda: _eq(cls))
     if frozen:
         methods |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name in methods.keys() - own:
         setattr(cls, name, methods[name])
     if eq and not has_hash:
-        hashed = [each.name for each in fields(cls) if (each.compare if each.hash is None else each.hash)]
-        cls.__hash__ = _function(cls, _hash_code, hashed) if frozen else None  # type: ignore[method-assign, assignment]
+        hashing = _at_first_call(cls, "__hash__", lambda: _hash(cls)) if frozen else None
+        cls.__hash__ = hashing  # type: ignore[method-assign, assignment]
     return cls
+
+
+def _at_first_call(cls: type, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A method that puts the one that `make` returns in its own place: most classes are defined and not used."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replacement = make()
+        if vars(cls).get(name) is method:
+            setattr(cls, name, replacement)
+        return replacement(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__, method.__module__ = name, f"{cls.__qualname__}.{name}", cls.__module__
+    method.make = make  # type: ignore[attr-defined]
+    return method
+
+
+class _LazySignature:
+    """The signature of a class whose `__init__` has not been called yet; None where `inspect` finds it by itself."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        make = getattr(getattr(owner, "__init__", None), "make", None)
+        if make is None or instance is not None:
+            return None
+        import inspect  # slow to load, and few ask
+
+        whole = inspect.signature(make())
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
@@ -72,6 +100,7 @@ def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -
     attributes: dict[str, Any] = {
         "__dataclass_fields__": known,
         "__dataclass_params__": _params(frozen, eq, repr),
+        "__signature__": _SIGNATURE,
         "__match_args__": tuple(each.name for each in known.values() if each.init and not each.kw_only),
     }
     if "__match_args__" in vars(plain):
@@ -95,7 +124,7 @@ def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -
 def _is_class_variable(kind: object) -> bool:
     if isinstance(kind, str):
         return kind.startswith(("ClassVar", "typing.ClassVar"))
-    return kind is ClassVar or get_origin(kind) is ClassVar
+    return not isinstance(kind, type) and (kind is ClassVar or get_origin(kind) is ClassVar)
 
 
 def _field(default: Any) -> Any:
@@ -104,6 +133,9 @@ def _field(default: Any) -> Any:
     if default.__class__.__hash__ is None:
         raise ValueError(f"mutable default {default!r}: use default_factory")
     return dataclasses.field(default=default)
+
+
+_SIGNATURE = _LazySignature()
 
 
 @functools.cache
@@ -196,6 +228,15 @@ def _init_code(shape: tuple[int, ...], frozen: bool, more: bool) -> CodeType:
         lines.append("self.__post_init__()")
     by_name = ["*", *parameters[_BY_NAME]] if parameters[_BY_NAME] else []
     return _compiled("__init__", ", ".join(parameters[0] + by_name), "\n ".join(lines or ["pass"]))
+
+
+def _eq(cls: type) -> Callable[..., Any]:
+    return _function(cls, _eq_code, [each.name for each in fields(cls) if each.compare])
+
+
+def _hash(cls: type) -> Callable[..., Any]:
+    hashed = [each.name for each in fields(cls) if (each.compare if each.hash is None else each.hash)]
+    return _function(cls, _hash_code, hashed)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ from smelt.autograd.joint.bernoulli_order import bernoulli
 from smelt.autograd.joint.decomposition_templates import DecompositionTemplate, TemplateLog, call_of
 from smelt.autograd.joint.distributed_calls import traced_call
 from smelt.autograd.joint.opaque import watch
+from smelt.autograd.joint.repeated_blocks import Block
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
 from smelt.ir import provenance
@@ -37,7 +38,7 @@ from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
 from smelt.meta.fake_tensor import FakeTensor, FakeTensorError, Recorder
 from smelt.meta.replaced_operators import replaced_operators, why_none_compile, why_replaced
 from smelt.symbolic.expressions import COMPUTED
-from smelt.symbolic.shapes import is_dense, span
+from smelt.symbolic.shapes import contiguous_stride, is_dense, span
 from smelt.symbolic.symnode import Formula, apply, is_symbolic, surely_equal
 
 aten = torch.ops.aten
@@ -66,6 +67,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder in which equal calls are one node; each node knows in which phase it was recorded."""
 
     def __init__(self, decompositions: Decompositions | None = None) -> None:
+        self.decompositions = decompositions
         ours: Decompositions = {aten.bernoulli.p: bernoulli, aten.as_strided_scatter.default: _scatter_all}
         super().__init__({**ours, **(decompositions or {})})
         kinds = (torch._ops.OpOverload, str)
@@ -75,6 +77,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             _refuse(why_none_compile(self._replaced))
             self.functions = {}  # every operator that eager calls is to be seen
         self.phase = Phase.FORWARD
+        self.origin: provenance.Origin | None = None  # of what is recorded now, where that is not what runs
         self._recompute_policy: RecomputePolicy | None = None  # of what is recorded now
         self._policy: Policy | None = None
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
@@ -117,14 +120,31 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         effect = effect_of(func, args, kwargs)
         if _is_special(func) or effect == QUIET_WRITE:
             _check(func, args, kwargs, effect)
-        key = call_key(func, args, kwargs) if effect is None else None
+        if effect is None:
+            return self.write_shared(func, args, kwargs, spec)
+        return self._write_anew(func, args, kwargs, spec)
+
+    def write_shared(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: NodeSpec
+    ) -> tuple[fx.Node | None, ...]:
+        """Write a call that does nothing but return its results, unless they are there already."""
+        key = call_key(func, args, kwargs)
         known = self._calls.get(key) if key is not None else None
         if known is not None:
-            self._reuse(known)
+            self.reuse(known)
             return known
+        parts = self._write_anew(func, args, kwargs, spec)
+        if key is not None:
+            self._calls[key] = parts
+        return parts
+
+    def _write_anew(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: NodeSpec
+    ) -> tuple[fx.Node | None, ...]:
         parts = super().write(func, args, kwargs, spec)
         nodes = [part for part in parts if part is not None]
-        here, backward = provenance.current(self._origins), running_backward(self._backwards)
+        here = self.origin or provenance.current(self._origins)
+        backward = running_backward(self._backwards)
         for node in nodes:
             for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
                 set_phase(each, self.phase)
@@ -133,9 +153,28 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                     set_backward(each, backward)
                 if self._recompute_policy is not None and self.phase is Phase.FORWARD:
                     set_recompute_policy(each, self._recompute_policy)
-        if key is not None:
-            self._calls[key] = parts
         return parts
+
+    @property
+    def has_replaced_operators(self) -> bool:
+        """Whether the program has replaced operators of PyTorch, so that each call is looked at."""
+        return bool(self._replaced)
+
+    @staticmethod
+    def is_checked(func: Any) -> bool:
+        """Whether calls of an operator may be refused for what they are given."""
+        return func in IDENTITIES or (func is not operator.getitem and _is_special(func))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but calls was recorded: no numbers, and no sparse tensors."""
+        return not self._given and not self._sparse
+
+    def fake_of(self, node: fx.Node, spec: TensorSpec) -> FakeTensor:
+        """Another fake tensor for a node of the graph."""
+        fake = FakeTensor(spec, node)
+        self._made.append(fake)
+        return fake
 
     def region(self, checkpoint: Checkpoint, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run a checkpointed region.
@@ -196,7 +235,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             raise CannotTrace("an operator is run where functionalization does not see it")  # it has no data
         return super()._constant(tensor)
 
-    def _reuse(self, known: tuple[fx.Node | None, ...]) -> None:
+    def reuse(self, known: Sequence[fx.Node | None]) -> None:
+        """The backward recomputes values that are in the graph already."""
         for node in known:
             if node is not None and self.phase is Phase.BACKWARD and phase_of(node) is Phase.FORWARD:
                 set_phase(node, Phase.BOTH)
@@ -228,9 +268,7 @@ def _check(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], effect: 
         _check_storage_offset(func, args, kwargs)
 
 
-def _scatter_all(
-    base: torch.Tensor, values: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
-) -> Any:
+def _scatter_all(base: torch.Tensor, values: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """`as_strided_scatter` that overwrites every element of a vector: the values themselves, permuted.
 
     It is part of the derivative of pooling to one element, which restrides its result in dimensions of size one.
@@ -324,9 +362,18 @@ def _restore_strides(mutated: Strides) -> None:
         torch._functionalize_commit_update(tensor)
 
 
-def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
+class BlockRunner(Protocol):
+    """Knows the value of a block of nodes without running them."""
+
+    def run_at(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[Block, Any] | None: ...
+
+
+def interpret(
+    traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any], blocks: BlockRunner | None = None
+) -> list[Any]:
     """Run a torch-level graph node by node. Values are freed after their last use."""
     values: dict[fx.Node, Any] = {}
+    skipped: set[fx.Node] = set()
     waiting = {node: len(node.users) for node in traced.graph.nodes}
     remaining = iter(inputs)
 
@@ -340,6 +387,15 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             values[node] = constants[node.target]
         elif node.op == "output":
             break
+        elif node in skipped:
+            pass
+        elif blocks is not None and (known := blocks.run_at(node, values)) is not None:
+            block, values[block.output] = known
+            skipped.update(block.calls)
+            for used in (*block.inputs, block.output):
+                waiting[used] -= len(used.users.keys() & set(block.calls))
+                if waiting[used] == 0:
+                    del values[used]
         else:
             provenance.running(node)
             args = map_arg(node.args, look_up)
@@ -410,3 +466,21 @@ def without_dead_code(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) ->
             graph.erase_node(node)
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
     return Traced(graph, GraphLevel.PURE, {name: tensor for name, tensor in constants.items() if name in used})
+
+
+def run_engine(
+    outputs: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` without its checks of the tangents, which import sympy (half a second and more)."""
+    keep_graph, create_graph, allow_unused = False, False, True
+    gradients: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+        outputs, tangents, keep_graph, create_graph, inputs, allow_unused, accumulate_grad=False
+    )
+    return gradients
+
+
+def tangent_spec(node: fx.Node) -> TensorSpec:
+    """Tangents have the layout of their result, or are contiguous if that result is not dense."""
+    spec = tensor_spec(node)
+    stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous_stride(spec.shape)
+    return TensorSpec(spec.shape, stride, spec.dtype, spec.device)

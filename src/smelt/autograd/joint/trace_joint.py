@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.joint.aliasing import Arrangement, arrange, views_to_copy
+from smelt.autograd.joint.block_templates import BlockTemplates, NeedsCalls
 from smelt.autograd.joint.functional_trace import (
     CannotTrace,
     Decompositions,
@@ -27,8 +28,10 @@ from smelt.autograd.joint.functional_trace import (
     functionalized,
     interpret,
     plain_spec,
+    run_engine,
     storage_id,
     synced,
+    tangent_spec,
     without_dead_code,
 )
 from smelt.autograd.joint.opaque import NeedsData
@@ -48,7 +51,7 @@ from smelt.meta.autograd_graph import behind
 from smelt.meta.effects import checks_in_backward, devices_of, draws, uses_default_generator
 from smelt.meta.fake_tensor import FakeTensorError, without_caller_hooks
 from smelt.meta.nonleaf import computed
-from smelt.symbolic.shapes import contiguous_stride, is_dense
+from smelt.symbolic.shapes import is_dense
 from smelt.symbolic.symsize import from_symbolic, is_symbolic_size
 
 Eager = Callable[..., "tuple[object, ...]"]
@@ -60,6 +63,7 @@ class TraceSource:
 
     `numbers`: inputs that the function takes as numbers, by position; compiled code takes tensors that hold them.
     `is_program`: the function is user code, not a captured graph, and may do anything.
+    `graph`: the captured graph that the function runs.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -69,6 +73,7 @@ class TraceSource:
     numbers: Mapping[int, NumberSpec] = field(default_factory=dict)
     undoing: Callable[[Eager], Eager] | None = None  # see `Traced`
     is_program: bool = False
+    graph: Traced | None = None
 
     @classmethod
     def of_graph(cls, traced: Traced) -> "TraceSource":
@@ -80,7 +85,8 @@ class TraceSource:
         numbers = {place: spec for place, spec in enumerate(node_specs) if isinstance(spec, NumberSpec)}
         specs = tuple(spec.as_tensor() if isinstance(spec, NumberSpec) else tensor_spec(node)
                       for node, spec in zip(nodes, node_specs, strict=True))  # fmt: skip
-        return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers, traced.undoing)
+        names = tuple(node.name for node in nodes)
+        return cls(specs, names, call, traced.constants, numbers, traced.undoing, graph=traced)
 
     def arguments(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Inputs of compiled code as the function takes them: numbers unpacked from tensors."""
@@ -154,19 +160,26 @@ class _WritesLeaf(CannotTrace):
 def trace_forward(traced: Traced | TraceSource, decompositions: Decompositions | None = None) -> Pure:
     """The pure graph of a torch-level graph, without gradients."""
     source = TraceSource.of_graph(traced) if isinstance(traced, Traced) else traced
+    try:
+        pure = _trace_forward(source, decompositions, templates=True)
+    except NeedsCalls:
+        pure = _trace_forward(source, decompositions, templates=False)
+    if events.wanted("forward"):
+        events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
+    return pure
+
+
+def _trace_forward(source: TraceSource, decompositions: Decompositions | None, *, templates: bool) -> Pure:
     # In the grad mode the graph starts in: it determines the creation meta of views.
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
-        run = _run(source, recorder, with_gradients=source.is_program)
+        run = _run(source, recorder, with_gradients=source.is_program, templates=templates)
         if source.is_program:
             _refuse_gradients(run)
         arrangement = arrange(run.outputs, run.inputs)
         written = _written(source, run)
         recorder.output([*(result.node for result in arrangement.results), *(write.node for write in written)])
     plan = _plan(run, arrangement, written)
-    pure = Pure(replace(_finish(recorder), writes=plan.new_values), plan, source.eager())
-    if events.wanted("forward"):
-        events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
-    return pure
+    return Pure(replace(_finish(recorder), writes=plan.new_values), plan, source.eager())
 
 
 def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | None = None) -> Joint:
@@ -175,12 +188,14 @@ def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | N
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
     source = TraceSource.of_graph(traced) if isinstance(traced, Traced) else traced
-    joint, leaves = None, True
+    joint, leaves, templates = None, True, True
     while joint is None:
         try:
-            joint = _trace_joint(source, decompositions, leaves=leaves)
+            joint = _trace_joint(source, decompositions, leaves=leaves, templates=templates)
         except _WritesLeaf:
             leaves = False
+        except NeedsCalls:
+            templates = False
         except NeedsData:  # at most once for each operator of the program
             continue
     events.count("joint_graphs")
@@ -189,9 +204,9 @@ def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | N
     return joint
 
 
-def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, leaves: bool) -> Joint:
+def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, leaves: bool, templates: bool) -> Joint:
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
-        run = _run(source, recorder, with_gradients=True, leaves=leaves)
+        run = _run(source, recorder, with_gradients=True, leaves=leaves, templates=templates)
         if source.is_program:
             _refuse_new_leaves(run)
         arrangement = arrange(run.outputs, run.inputs)
@@ -236,7 +251,9 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
     return Joint(_finish(recorder), plan, source.eager(), replay)
 
 
-def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:
+def _run(
+    source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True, templates: bool = True
+) -> _Run:
     run = _Run(recorder, [], [], [], [], [], source.specs)
     for number, spec in enumerate(source.specs, 1):
         fake = recorder.placeholder(f"primals_{number}", plain_spec(spec))
@@ -255,7 +272,11 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
             values = list(run.inputs)
             for place, number_spec in source.numbers.items():
                 values[place] = recorder.number_in(run.primals[place], number_spec)
-            run.outputs = source.call(values, constants)
+            if source.graph is None or not templates:
+                run.outputs = source.call(values, constants)
+            else:
+                blocks = BlockTemplates(source.graph.graph, recorder)
+                run.outputs = interpret(source.graph, values, constants, blocks)
     except (FakeTensorError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
@@ -328,7 +349,7 @@ def _backward(
 ) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node], list[int]]:
     """Run the engine. Returns the specs of the tangents, gradient nodes by input, and the order in which they
     arrived."""
-    specs = tuple(_tangent_spec(node) for node, _ in values)
+    specs = tuple(tangent_spec(node) for node, _ in values)
     fakes = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
     tangents = list(map(functional, fakes))
     wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
@@ -340,7 +361,7 @@ def _backward(
         leaf.register_hook(functools.partial(_note, arrivals, index))
     try:
         with without_autocast():  # as when a training loop leaves autocast before it calls backward
-            gradients = _run_engine(
+            gradients = run_engine(
                 tuple(tensor for _, tensor in values),
                 tuple(tangents),
                 tuple(run.leaves[index] for index in wanted),
@@ -414,24 +435,6 @@ def _histories(
 def _saves(kind: type) -> bool:
     """Whether autograd's nodes of a class save tensors."""
     return any(name.startswith("_raw_saved_") for name in dir(kind))
-
-
-def _run_engine(
-    outputs: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor | None, ...]:
-    """`torch.autograd.grad` without its checks of the tangents, which import sympy (half a second and more)."""
-    keep_graph, create_graph, allow_unused = False, False, True
-    gradients: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
-        outputs, tangents, keep_graph, create_graph, inputs, allow_unused, accumulate_grad=False
-    )
-    return gradients
-
-
-def _tangent_spec(node: fx.Node) -> TensorSpec:
-    """Tangents have the layout of their result, or are contiguous if that result is not dense."""
-    spec = tensor_spec(node)
-    stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous_stride(spec.shape)
-    return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
 
 def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> JointPlan:
