@@ -180,3 +180,21 @@ def test_rows_decide_the_form() -> None:
 
     assert isinstance(form(1), FixedPoint) and isinstance(form(64), ByteTiles)
     assert form(1, dots_bytes=False) is None and form(64, dots_bytes=False) is None
+
+
+@on_each_processor
+@pytest.mark.parametrize("activations", [None, "int8"])
+@pytest.mark.parametrize("rows", [2, 70])
+def test_heads_share_a_copy_of_the_left_factor(rows: int, activations: str | None) -> None:
+    """The columns of a head are a batch of their own, because the factor of the result is the same for all heads."""
+    weight = test_fixed_point.quantized(4, 6, 32, half=16).quantized.rows(torch.arange(36))
+    layer = QuantizedLinear(weight, activations=activations)
+
+    def multiplied(x: Tensor, factor: Tensor) -> Tensor:
+        y: Tensor = layer(x)
+        return y.view(rows, 3, 12) * factor[:, None]
+
+    x, factor = torch.randn(rows, layer.in_features), torch.randn(rows, 12)
+    with torch.no_grad():
+        ours = smelt.compile(multiplied, options={"products": "own"})(x, factor)
+        torch.testing.assert_close(ours, multiplied(x, factor), rtol=1e-5, atol=1e-4)

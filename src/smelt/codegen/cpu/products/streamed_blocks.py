@@ -18,7 +18,7 @@ from smelt.codegen.cpu.addresses import Workspace
 from smelt.codegen.cpu.entry_points import PART, KernelFunctions
 from smelt.codegen.cpu.kernel_schedules import Limit, Schedule
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, ProductAxis, at_example, problem_of
+from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, ProductAxis, at_example, count, problem_of
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
@@ -188,8 +188,14 @@ class _Part:
         _, _, first, last, _ = PART
         with b.loop(first, last, blocks.joined, guard=True) as unit:
             rest, number = self._split(unit, blocks.col_blocks)
+            is_first = b.icmp("eq", number, 0)
+            shared, other = self._batch_axes()
+            if shared:
+                rest, place = self._split(rest, count(shared))
+                self.epilogue.axes.update(positions(b, shared, place))
+                is_first = b.and_(is_first, b.icmp("eq", place, 0))
             rest, down = self._split(rest, blocks.row_blocks)
-            self.epilogue.axes.update(positions(b, problem.batch, rest))
+            self.epilogue.axes.update(positions(b, other, rest))
             top, left = b.mul(down, blocks.row_step), b.mul(number, blocks.col_step)
             after = b.add(number, 1)
             if blocks.joined > 1:
@@ -202,12 +208,19 @@ class _Part:
                 b.sub(right_end, left),
                 blocks.workspace.array(b, "left"),
                 blocks.workspace.array(b, "sums"),
-                b.or_(b.icmp("eq", number, 0), b.icmp("eq", unit, first)),
+                b.or_(is_first, b.icmp("eq", unit, first)),
                 tuple(self._start(each, problem.n, left) for each in problem.contract.right.elements[1:]),
                 tuple(self._start(each, problem.m, top) for each in problem.contract.left.elements[1:]),
             )
             self.compute(block)
             self._finish(block, top, left)
+
+    def _batch_axes(self) -> tuple[tuple[ProductAxis, ...], tuple[ProductAxis, ...]]:
+        """The axes of the batch along which the left factor is the same, as those of heads, and the others."""
+        problem = self.blocks.problem
+        named = frozenset().union(*(index.axes for index in problem.contract.left.indices))
+        shared = tuple(axis for axis in problem.batch if axis.name not in named)
+        return shared, tuple(axis for axis in problem.batch if axis.name in named)
 
     def _split(self, number: Value, size: Size) -> tuple[Value, Value]:
         if known_equal(size, 1):

@@ -49,11 +49,13 @@ from smelt.ir.kernel import Index
 from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import hint, known_equal
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 _REGISTER_BITS = 128
 _ROWS = 64  # of a block
 _LEFT_ELEMENTS = 128 * 1024  # of a thread's copy of the left factor: they stay in the second cache
+_CYCLES_OF_VECTOR = 1.2  # an instruction with a row of x in fixed point: AVX-512 VNNI, 4 rows of 2048
+_VARYING_ROWS = 256  # for which a product of bytes is scheduled, where their number varies
 _COLS = 32
 _MOST_ROWS = 5  # of a tile
 _TILE_COLS = 4
@@ -102,8 +104,12 @@ def _why_not(problem: Problem, target: Target) -> str | None:
 
 
 def _byte_form(problem: Problem, layout: Layout, target: Target) -> FixedPoint | ByteTiles | None:
-    """How a left factor of bytes is multiplied."""
+    """How a left factor of bytes is multiplied. If the number of rows varies, as that of a prompt does, there may be
+    many more than in the example."""
+    varies = is_symsize(problem.rows)
     problem = at_example(problem)
+    if varies and problem.m:
+        problem = replace(problem, m=(replace(problem.m[0], size=max(_VARYING_ROWS, hint(problem.rows))),))
     few, many = fixed_point_of(problem, layout, target), byte_tiles_of(problem, layout, target)
     if few is None or many is None:
         return few or many
@@ -116,7 +122,7 @@ def _bytes_cycles(problem: Problem, layout: Layout, form: FixedPoint | ByteTiles
     else:
         tiles = -(-problem.rows // form.rows)
         products = tiles * form.rows * (form.parts + 3 / form.steps)
-        computing = problem.cols * form.vectors * (1 + 0.5 * products)
+        computing = problem.cols * form.vectors * (1 + _CYCLES_OF_VECTOR * products)
     reading = problem.cols * layout.groups * layout.units / _BYTES_A_CYCLE
     return float(max(computing, reading) + problem.rows * problem.depth / 4)
 
@@ -188,7 +194,9 @@ def _blocks_of(
     lanes = block_lanes(problem, target, col_step)
     while col_step % lanes:
         col_step += tile.cols
-    row_step = min(max(tile.rows, rows // tile.rows * tile.rows), hint(problem.rows))
+    row_step = max(tile.rows, rows // tile.rows * tile.rows)
+    if not is_symsize(problem.rows):
+        row_step = min(row_step, problem.rows)
     block_rows = -(-row_step // tile.rows) * tile.rows
     pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _REGISTER_BITS // 32
     left_size = block_rows // tile.rows * steep + more
@@ -206,7 +214,7 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
     assert not isinstance(layout, str)
     example = at_example(problem)
     if problem.contract.left.quantized is not None:
-        form = _byte_form(example, layout, code.target)
+        form = _byte_form(problem, layout, code.target)
         assert form is not None
         return _write_bytes(code, problem, layout, form)
     tile = _tile_of(example, layout, code.target)
@@ -246,7 +254,8 @@ def _write(code: KernelFunctions, problem: Problem) -> EntryCode:
 def _write_bytes(code: KernelFunctions, problem: Problem, layout: Layout, form: FixedPoint | ByteTiles) -> EntryCode:
     """With a left factor of bytes."""
     if isinstance(form, ByteTiles):
-        sizes = form.groups * form.left_group, form.rows(hint(problem.rows)), form.cols, form.panel_elements
+        rows = max(_VARYING_ROWS, hint(problem.rows)) if is_symsize(problem.rows) else hint(problem.rows)
+        sizes = form.groups * form.left_group, form.rows(rows), form.cols, form.panel_elements
         blocks = _blocks_of(problem, code.target, form.tile, *sizes)
         return write_blocks(code, blocks, partial(multiply_bytes, layout=layout, form=form))
     tile = _Tile(form.rows, 1, form.lanes, 1, late=True)
