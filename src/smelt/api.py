@@ -137,7 +137,7 @@ def backward_compilers(
     if not isinstance(compiler, Compiling) or compiler.settings.get("disable"):
         return None, compiler, compiler
     settings = compiler.settings
-    options = _chosen(settings.get("options"), settings.get("mode"))
+    options = replace(_chosen(settings.get("options"), settings.get("mode")), compile="blocking")
     sized = Compiling(**{**settings, "dynamic": True})
     return resolve_backend(settings.get("backend", "llvm"), options), compiler, sized
 
@@ -401,7 +401,8 @@ def verify(
     from smelt.explain.verify import verify as run_verification
 
     check_callable(model)
-    return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options or {})
+    options = {**(options or {}), "compile": "blocking"}  # else eager would be compared with itself
+    return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options)
 
 
 _FORGETTING = (
@@ -416,6 +417,9 @@ def reset() -> None:
     """Delete all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
+    background = sys.modules.get("smelt.pipeline.background")
+    if background is not None:
+        background.wait()
     fake_tensor.forget()
     forget_lazy_programs()
     for name, forget in _FORGETTING:

@@ -62,9 +62,9 @@ os.waitpid(child, 0)
 
 FORK_WHILE_COMPILING = """
 import os, sys, threading, time
-from smelt.lazy.paths.compiling import Worker
+from smelt.base.worker import Worker
 
-worker, begun = Worker(), threading.Event()
+worker, begun = Worker("smelt-test"), threading.Event()
 
 def compile():
     begun.set()

@@ -169,6 +169,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "host_part",
         "chips",
         "tuning",
+        "background",
         "backends",
         "backend_adapter",
     ),

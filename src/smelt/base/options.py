@@ -52,6 +52,7 @@ GRAPHS_OF_MODES = {"reduce-overhead": "always", "max-autotune-no-cudagraphs": "n
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 PRODUCTS = ("auto", "library", "own")
 LIBRARY = ("torch", "none")
+COMPILE = ("blocking", "background")
 KERNELS_FIRST = "rest"  # of `library`, on chips: torch for what no kernel computes, and for nothing else
 
 
@@ -113,6 +114,12 @@ class Options:
         "`never`, or `auto`: if the GPU waits for the host, and the CUDA graph takes little memory",
         in_key=False,
     )
+    compile: str = option(
+        "blocking",
+        "when graphs are compiled: `blocking`, the first call waits for its code, or `background`, calls run in eager "
+        "until another thread has compiled the graph",
+        in_key=False,
+    )
     fallback: bool = option(
         True, "if a graph cannot be compiled, warn and run it in eager; otherwise raise", in_key=False
     )
@@ -130,6 +137,7 @@ class Options:
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
         named = {
             "convolutions": CONVOLUTIONS, "products": PRODUCTS, "library": LIBRARY, "cuda_graphs": CUDA_GRAPHS,
+            "compile": COMPILE,
         }  # fmt: skip
         for name, choices in named.items():
             if options.get(name, choices[0]) not in choices:

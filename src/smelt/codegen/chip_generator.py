@@ -6,11 +6,10 @@
 A module is self-contained: it includes the function by which kernels share points between threads, for one thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.base.errors import SmeltError
-from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.generator import EntryCode, Generator
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
@@ -68,7 +67,7 @@ class _CompiledByChip:
 class ProcessorChipGenerator(_CompiledByChip, Generator):
     """For chips whose kernels are one function each, in LLVM's text."""
 
-    TABLES: Mapping[str, Sequence[Row]] = cpu_generator.TABLES
+    tables = staticmethod(cpu_generator.tables)
     form = staticmethod(_llvm_module)
     share = staticmethod(cpu_generator.share)
     member = staticmethod(cpu_generator.member)

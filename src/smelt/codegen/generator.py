@@ -67,8 +67,7 @@ class SharedBody:
 class Generator(Protocol):
     """How kernels become code for a target."""
 
-    @property
-    def TABLES(self) -> Mapping[str, Sequence[Row]]:
+    def tables(self) -> Mapping[str, Sequence[Row]]:
         """Its steps, for the map of the compiler: title → rows."""
 
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:

@@ -36,7 +36,7 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
 
 
 def contraction_cycles_of(kernel: Kernel, name: str = "cpu") -> float | str:
-    from smelt.codegen.cpu.cpu_generator import KINDS
+    from smelt.codegen.cpu.problem_kinds import KINDS
 
     target = find(name)
     kernel, _ = over_own_symbols(kernel)  # for a choice of speed: nothing is relied on

@@ -67,10 +67,12 @@ def _beside_stored(*arguments: Any) -> CompiledParts:
     return beside_stored(*arguments)
 
 
-def compile_llvm(traced: Traced, options: Options) -> Flat:
+def compile_llvm(
+    traced: Traced, options: Options, join: Callable[[CompiledParts], Flat] = CompiledParts.joined
+) -> Flat:
     """One torch-level graph, as an earlier process has left it or through the stages."""
     if has_data_sizes(traced):
-        return in_parts(traced, lambda part: compile_llvm(part, options))
+        return in_parts(traced, lambda part: compile_llvm(part, options, join))
     if has_chips() and (run := _for_chip(traced, options)) is not None:
         return run
     if options.tune:
@@ -79,10 +81,10 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
         options = tuned(traced, options, compile_llvm)
     looked_up = look_up(traced, options, Arenas(), _beside_stored) if _is_fixed(traced) else None
     if looked_up is not None and looked_up[1] is not None:
-        return looked_up[1].joined()
+        return join(looked_up[1])
     from smelt.pipeline.compile import Compilation
 
-    return Compilation(options, looked_up).compile(traced)
+    return Compilation(options, looked_up, join).compile(traced)
 
 
 def _for_chip(traced: Traced, options: Options) -> Flat | None:
@@ -138,7 +140,28 @@ class _Llvm:
         return None if run is None else (run, traced)
 
 
-BUILT_IN: dict[str, BackendFactory] = {"eager": _eager, "aot_eager": _aot_eager, "llvm": _Llvm}
+def _llvm(options: Options) -> GraphCompiler:
+    compiler = _Llvm(options)
+    if options.compile != "background":
+        return compiler
+
+    def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
+        from smelt.pipeline.background import BackgroundGraph, why_wait
+
+        if why_wait(options) is not None:
+            return compiler(traced)
+        if has_data_sizes(traced):
+            return in_parts(traced, compile_graph)
+        return BackgroundGraph(traced, functools.partial(compile_llvm, options=options, join=_with_backward)).__call__
+
+    return compile_graph
+
+
+def _with_backward(parts: CompiledParts) -> Flat:
+    return parts.joined(with_backward=True)
+
+
+BUILT_IN: dict[str, BackendFactory] = {"eager": _eager, "aot_eager": _aot_eager, "llvm": _llvm}
 _registered: dict[str, CustomBackend] = {}
 
 

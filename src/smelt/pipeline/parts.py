@@ -41,11 +41,12 @@ class CompiledParts:
     parts: MakePart | None = None
     has_static_shapes: bool = True  # else it shares what was compiled for many
 
-    def joined(self) -> Flat:
+    def joined(self, with_backward: bool = False) -> Flat:
+        """`with_backward`: compile a backward now, before gradients arrive."""
         if self.plan is None:
             return self.forward
         backwards = self.backwards
-        if backwards is not None and events.collecting():
+        if backwards is not None and (with_backward or events.collecting()):
             backwards = _one_at_once(backwards, self.plan)
         return join(
             self.forward,
@@ -61,7 +62,8 @@ class CompiledParts:
 
 
 def _one_at_once(backwards: MakeBackward, plan: JointPlan) -> MakeBackward:
-    """Compile one backward eagerly, that of the losses if there are any: a collector of events may never run one."""
+    """Compile one backward eagerly, that of the losses if there are any: a collector of events may never run one, and
+    in the background it costs the program no time."""
     everything = (1 << len(plan.tangents)) - 1
     losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
     likely = losses or everything

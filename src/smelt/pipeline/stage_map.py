@@ -33,7 +33,7 @@ def tables() -> Tables:
     targets_by_table: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
     for name in names():
         generator: Generator = generator_of(name)
-        for title, rows in generator.TABLES.items():
+        for title, rows in generator.tables().items():
             targets_by_table.setdefault((title, tuple(rows)), []).append(name)
     of_targets = targets_by_table.items()
     return _TABLES | {f"generate for {', '.join(targets)}: {title}": rows for (title, rows), targets in of_targets}

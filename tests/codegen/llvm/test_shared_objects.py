@@ -105,10 +105,10 @@ def _answer(module: Module = MODULE, threads: int = 1) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(built.address("k0"))(7))
 
 
-def test_functions_with_data_of_their_own_stay() -> None:
+def test_modules_declare_shared_functions() -> None:
     own, shared = apart(MODULE)
-    assert set(shared) == {"help.twice", "help.more", "help.pi"}
-    assert "declare hidden i64 @help.more(i64, ptr)\n" in own and "@help.numbers = private constant" in own
+    assert set(shared) == {"help.twice", "help.more", "help.pi", "help.table"}
+    assert "declare hidden i64 @help.more(i64, ptr)\n" in own and "@help.numbers" not in own
     assert shared["help.more"].calls == {"help.twice"}
     text = bundle([shared["help.more"]], shared)
     assert "declare hidden i64 @help.twice(i64)" in text and "declare i64 @llvm.smax.i64(i64, i64)" in text
@@ -116,15 +116,17 @@ def test_functions_with_data_of_their_own_stay() -> None:
     assert head in text
 
 
-def test_what_calls_a_function_that_stays_does_too() -> None:
+def test_shared_functions_keep_their_tables() -> None:
     _, shared = apart(_module(_calling("help.twice", "help.table")))
-    assert set(shared) == {"help.pi"}
+    assert shared["help.twice"].calls == {"help.table"}
+    text = bundle([shared["help.table"]], shared)
+    assert "@help.numbers = private constant" in text and 'section ".text.help.table" {\n' in text
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_they_are_called(threads: int, made: list[str]) -> None:
     assert _answer(threads=threads) == 28 + 40
-    assert len(made) == 1 + min(threads, 3)
+    assert len(made) == 1 + min(threads, 4)
 
 
 def test_a_process_makes_them_once(made: list[str]) -> None:
@@ -134,7 +136,7 @@ def test_a_process_makes_them_once(made: list[str]) -> None:
 
 def test_a_machine_makes_them_once(disk: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert _answer() == 68
-    assert len(list(disk.iterdir())) == 3
+    assert len(list(disk.iterdir())) == 4
     monkeypatch.setattr(shared_objects, "_objects", {})
     assert _answer() == 68
     assert sum("define hidden" in text for text in made) == 1

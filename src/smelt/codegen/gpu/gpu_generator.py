@@ -38,8 +38,10 @@ _LONG = 40_000  # letters of a function
 class GpuGenerator(Generator):
     """From kernels to grids in the loop form, for all GPUs."""
 
-    TABLES: Mapping[str, Sequence[Row]] = {"each kernel, by the first that takes it": SCHEDULES}
     simt: type[Simt] = Simt
+
+    def tables(self) -> Mapping[str, Sequence[Row]]:
+        return {"each kernel, by the first that takes it": SCHEDULES}
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> KernelGrids:
         return plan(kernel, target)

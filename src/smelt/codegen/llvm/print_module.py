@@ -3,8 +3,8 @@
     print_module(module)       all of it
     apart(module)              the kernels with those helpers declared that can be elsewhere, and these helpers
 
-A helper that has no tables, and calls only intrinsics, external functions and other such helpers, can go into an object
-file of its own (`shared_objects`).
+A helper that calls only intrinsics, external functions and other such helpers can go into an object file of its own
+(`shared_objects`), with its tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ def _declared(line: str) -> str:
 
 
 def _shareable(module: Module) -> dict[str, SharedFunction]:
-    helpers = {each.name: each for each in module.helpers if not each.tables}
+    helpers = {each.name: each for each in module.helpers}
     defined = {each.name for each in (*module.helpers, *module.functions)}
     calls = {name: mentioned(each) & defined for name, each in helpers.items()}
     left = set(helpers)

@@ -17,10 +17,10 @@ import torch
 from smelt import _native
 from smelt.base import events
 from smelt.base.errors import warn
+from smelt.base.worker import Job, Worker
 from smelt.dispatch.tensors import Layout
 from smelt.ir.graph import GraphCompiler, scalar_tensor, sized, unchecked
 from smelt.lazy.memory import Memory, adopted
-from smelt.lazy.paths.compiling import Job, Worker
 from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.paths.graph import build
 from smelt.lazy.paths.replay import replay
@@ -148,7 +148,7 @@ class Programs:
     def __init__(self, compiler: GraphCompiler, real: RealDevice) -> None:
         self._compiler = compiler
         self._real = real
-        self.worker = Worker()
+        self.worker = Worker("smelt-lazy")
         self.compiled = 0
         self.not_compiled: Counter[str] = Counter()
         self.forget()

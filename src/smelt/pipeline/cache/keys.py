@@ -120,11 +120,16 @@ def _processor() -> list[str]:
     return sorted(lines)
 
 
-def _state() -> str:
+def process_settings() -> str:
+    """What code depends on besides its graph, its options and the state of the thread."""
     settings = [f"{name}={getattr(torch._C, name)()}" for name in _SETTINGS if hasattr(torch._C, name)]
+    return f"{torch.get_default_dtype()} {current_devices()} {' '.join(settings)}"
+
+
+def _state() -> str:
     # Whether tables have native calls, and of what kinds: under a mode none is tried.
     native = connect(), torch._C._len_torch_dispatch_stack()
-    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)} {native}"
+    return f"{Ambient.now()} {process_settings()} {native}"
 
 
 def _refuse_overrides() -> None:

@@ -1,4 +1,4 @@
-"""The thread that compiles what was recorded: the program may go on meanwhile, or wait for it.
+"""A thread that compiles in the background: the program may go on meanwhile, or wait for it.
 
     job = worker.submit(compile)     →     job.is_done, job.wait(), job.result
 
@@ -57,9 +57,10 @@ class Job:
 
 
 class Worker:
-    """One thread, which is started with the first job."""
+    """One thread, which is started with the first job. `name`: of the thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._jobs: deque[Job] = deque()
         self._there = threading.Condition()
         self._working = threading.Lock()
@@ -77,10 +78,15 @@ class Worker:
         with self._there:
             self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="smelt-lazy", daemon=True)
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
             self._there.notify()
         return job
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process ends: jobs fail that need threads of their own."""
+        return self.is_closed or not threading.main_thread().is_alive()
 
     @property
     def is_busy(self) -> bool:
