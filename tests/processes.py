@@ -47,6 +47,7 @@ import atexit, faulthandler, gc, json, os, signal, sys, threading, traceback, ty
 def child(order):
     os.setsid()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it for what it runs aside
     for place, name in enumerate((os.devnull, order["stdout"], order["stderr"])):
         os.dup2(os.open(name, os.O_RDWR), place)
     os.environ.clear()
