@@ -255,3 +255,32 @@ def test_what_cannot_be_exported_names_the_line() -> None:
         export(prints, (UP,))
     line = prints.__code__.co_firstlineno + 2
     assert caught.value.code == "SM060" and f"test_control_flow.py:{line}" in caught.value.where
+
+
+class Account:
+    """A plain object with tensors that a method writes."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros(())
+        self.inner: Any = None
+
+    def add(self, value: torch.Tensor) -> torch.Tensor:
+        self.sum.add_(1)
+        if value.sum() > 0:
+            self.inner.sum.add_(value.sum())
+        return value
+
+
+def test_state_has_the_names_that_the_program_has_for_it() -> None:
+    account = Account()
+    account.inner = Account()
+    assert list(export(account.add, (UP,)).state_dict()) == ["sum", "inner.sum"]
+    total = torch.zeros(3)
+
+    def accumulate(value: torch.Tensor) -> torch.Tensor:
+        total.add_(value)
+        if value.sum() > 0:
+            total.zero_()
+        return value
+
+    assert list(export(accumulate, (UP,)).state_dict()) == ["total"]

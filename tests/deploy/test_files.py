@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import smelt
 from smelt.base.errors import SmeltError
 from smelt.cli.deploy_cmds import inspected
-from smelt.deploy.runtime import LIBRARY, Model, Session, _checked
+from smelt.deploy.runtime import LIBRARY, Model, Session, TensorAt, _checked
 from smelt.ir.artifact_file.layout import Machine
 from smelt.ir.artifact_file.read import read
 from smelt.ir.artifact_file.write import save, write
@@ -79,6 +80,25 @@ def test_saving_keeps_links_and_modes(path: Path, tmp_path: Path, saves: str) ->
     assert fresh.stat().st_mode & 0o777 == 0o640
     assert smelt.load(link)(torch.zeros(2, 3)).sum() == smelt.load(fresh)(torch.zeros(2, 3)).sum() == 6
     assert sorted(each.name for each in tmp_path.iterdir()) == ["fresh.smelt", "link.smelt", "real.smelt"]
+
+
+@pytest.mark.parametrize("saves", ["artifact", "session"])
+def test_threads_may_save_to_one_path(path: Path, tmp_path: Path, saves: str) -> None:
+    target = tmp_path / ("m" * 250)  # with no room for an ending
+    artifacts: list[Any] = [counter() if saves == "artifact" else smelt.load(path) for _ in range(4)]
+    with ThreadPoolExecutor(len(artifacts)) as threads:
+        for each in threads.map(lambda artifact: [artifact.save(target) for _ in range(20)], artifacts):
+            assert each == [target] * 20
+    assert smelt.load(target)(torch.zeros(2, 3)).sum() == 6
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.smelt"
+    link.symlink_to("missing.smelt")
+    with pytest.raises(SmeltError, match="a link that leads nowhere"):
+        smelt.load(path).save(link)
+    assert list(tmp_path.iterdir()) == [link] and link.is_symlink()
 
 
 def test_a_process_killed_while_it_saves_leaves_no_file(path: Path, tmp_path: Path) -> None:
@@ -210,3 +230,21 @@ print(result.device.type, result.cpu().sum().item(), model(torch.zeros(2, 3)).de
 """
     )
     assert shown.stdout.split() == ["lazy", "6.0", "cpu"]
+
+
+def test_outputs_stay_where_the_session_has_them(tmp_path: Path) -> None:
+    """Also those that are inputs, state or constants."""
+    state, constant = torch.zeros(2, 3), torch.full((2, 3), 7.0)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        state.add_(x)
+        return x, state, constant
+
+    x = torch.ones(2, 3)
+    session = Session(Model(smelt.export(step, (x,)).save(tmp_path / "m.smelt")))
+    session.run([TensorAt("float32", (2, 3), None, x.data_ptr())])
+    outputs = [(ctypes.c_float * 6).from_address(session.output(number).address) for number in range(3)]
+    x.zero_()
+    session.reset()
+    assert [list(each) for each in outputs] == [[1.0] * 6, [1.0] * 6, [7.0] * 6]
+    outputs[2][0] = 8.0  # in memory that may be written

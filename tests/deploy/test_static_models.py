@@ -1,6 +1,7 @@
 """Models as objects without a loader: as WebAssembly under node, and on processors that this machine is not."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,46 @@ def test_sizes_that_differ(target: str, tmp_path: Path) -> None:
         assert run_static(made, target, [x], [got], tmp_path) == 0
         torch.testing.assert_close(got, model(x))
     assert run_static(made, target, [torch.randn(4097, 8)], [torch.zeros(4097, 12)], tmp_path) == 1
+
+
+ITS_OWN = r"""
+#include <stdio.h>
+#include "its_own.h"
+
+int main(void)
+{
+    static _Alignas(64) char state[ITS_OWN_STATE_BYTES], memory[ITS_OWN_MEMORY_BYTES];
+    static float x[1024];
+    its_own_session session;
+    its_own_init(&session, state, memory, sizeof memory);
+    for (int i = 0; i < 1024; i++)
+        x[i] = (float)i;
+    its_own_tensor inputs[ITS_OWN_INPUTS] = {{.data = x, .shape = {1024}}}, outputs[ITS_OWN_OUTPUTS] = {{0}};
+    int code = its_own_run(&session, inputs, outputs);
+    for (int i = 0; i < ITS_OWN_OUTPUTS; i++) {
+        char *data = outputs[i].data;
+        printf("%d %d %g\n", code, data >= memory && data < memory + sizeof memory, ((float *)data)[1023]);
+    }
+    return 0;
+}
+"""
+
+
+def test_outputs_are_in_the_memory_of_the_session(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    state, constant = torch.ones(1024), torch.full((1024,), 7.0)
+
+    def its_own(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        state.add_(x)
+        return x, state, constant
+
+    smelt.export(its_own, (torch.zeros(1024),)).save_static(tmp_path / "its_own")
+    (tmp_path / "main.c").write_text(ITS_OWN)
+    subprocess.run([compiler, "-std=c11", "main.c", "its_own.o", "-o", "main"], cwd=tmp_path, check=True)
+    done = subprocess.run(tmp_path / "main", capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["0 1 1023", "0 1 1024", "0 1 7"]
 
 
 def test_files_are_named_after_the_path(tmp_path: Path) -> None:

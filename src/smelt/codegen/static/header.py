@@ -134,7 +134,7 @@ def comment(text: str) -> str:
 
 def rank_of(table: r.Table) -> int:
     """How many sizes the interface has room for in each tensor."""
-    views = [each.dims for variant in _variants(table) for each in _views(variant)]
+    views = [each.dims for variant in _variants(table) for each in _outputs(variant)]
     dims = [each.dims for each in table.registers], [each.dims for each in table.outputs], views
     return max([1, *(len(each) for group in dims for each in group)])
 
@@ -176,9 +176,8 @@ def _variants(table: r.Table) -> list[r.Variant]:
     return [variant for state in table.states for variant in state.variants]
 
 
-def _views(variant: r.Variant) -> list[r.Returned]:
-    outputs = variant.next.outputs if isinstance(variant.next, r.Return) else ()
-    return [each for each in outputs if each.offset is not None]
+def _outputs(variant: r.Variant) -> Sequence[r.Returned]:
+    return variant.next.outputs if isinstance(variant.next, r.Return) else ()
 
 
 def _has_loop(table: r.Table) -> bool:
@@ -209,8 +208,12 @@ def _requests(table: r.Table, variant: r.Variant) -> Iterator[tuple[tuple[str, i
     yield ("workspace", 0), max([0, *spaces])
     for produced in variant.produced:
         yield ("register", produced.register), elements(produced.register, produced.dims)
-    for place, view in enumerate(_views(variant)):
-        yield ("output", place), elements(view.register or 0, view.dims)
+    for place, output in enumerate(_outputs(variant)):
+        register = None if output.register is None else table.registers[output.register]
+        if register is None or (output.offset is None and register.kind == RegisterKind.LOCAL):
+            continue  # returned where it is
+        whole = [r.number(_within(dim.low, dim.high)) for dim in register.dims]
+        yield ("output", place), elements(output.register or 0, whole if output.offset is None else output.dims)
     for value in variant.values:  # a run that fails after this variant puts back what it wrote
         if isinstance(value, r.RegisterValue) and value.writes and not isinstance(variant.next, r.Return):
             register = table.registers[value.register]
@@ -223,4 +226,8 @@ def _typical(table: r.Table, symbol: r.Symbol) -> int:
     dims = table.registers[symbol.register].dims
     if symbol.bind == Bind.SIZE:
         low, high = max(low, dims[symbol.dimension].low), min(high, dims[symbol.dimension].high)
+    return _within(low, high)
+
+
+def _within(low: int, high: int) -> int:
     return max(low, min(high, TYPICAL))

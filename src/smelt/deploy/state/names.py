@@ -7,6 +7,7 @@
 
 import inspect
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from smelt.capture.replay.described import Given
 
+_DEPTH = 2  # attributes of attributes
+_WITHOUT_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType)
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "__self__")
 
 
@@ -23,12 +26,24 @@ class StateNames:
     def __init__(self, target: Callable[..., Any]) -> None:
         self._known: dict[int, str] = {}
         self._taken: set[str] = set()
-        for prefix, module in _modules_of(target):
-            self._learn(prefix, module)
+        values = _values_of(target)
+        for prefix, value in values:
+            if isinstance(value, torch.nn.Module):
+                self._learn_module(prefix, value)
+        for prefix, value in values:
+            self._learn(prefix, value, _DEPTH)
 
-    def _learn(self, prefix: str, module: torch.nn.Module) -> None:
+    def _learn_module(self, prefix: str, module: torch.nn.Module) -> None:
         for name, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
             self._known.setdefault(id(tensor), f"{prefix}{name}")
+
+    def _learn(self, prefix: str, value: Any, depth: int) -> None:
+        """A tensor, or those of an object's attributes."""
+        if isinstance(value, torch.Tensor):
+            self._known.setdefault(id(value), prefix.removesuffix("."))
+        elif depth and hasattr(value, "__dict__") and not isinstance(value, _WITHOUT_STATE):
+            for name, attribute in list(vars(value).items()):
+                self._learn(f"{prefix}{name}.", attribute, depth - 1)
 
     def of(self, origin: Given) -> str:
         """The name of something from outside; none is given twice."""
@@ -58,19 +73,16 @@ class StateNames:
         return text
 
 
-def _modules_of(target: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]:
-    """Modules that a function has at hand, with how they are called there; of a module itself, itself."""
+def _values_of(target: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """What a function has at hand, with how it is called there; of a module or a method, that object."""
     if isinstance(target, torch.nn.Module):
         return [("", target)]
     owner = getattr(target, "__self__", None)
     function = inspect.unwrap(getattr(target, "__func__", target))
-    values: dict[str, Any] = {}
+    values = [] if owner is None else [("", owner)]
     if inspect.isfunction(function):
         seen = inspect.getclosurevars(function)
-        values |= {**seen.globals, **seen.nonlocals}
-    if isinstance(owner, torch.nn.Module):
-        values[""] = owner
-    elif owner is not None:
-        values |= vars(owner) if hasattr(owner, "__dict__") else {}
-    named = [(f"{name}." if name else "", each) for name, each in values.items() if isinstance(each, torch.nn.Module)]
-    return named
+        values += [(f"{name}.", each) for name, each in {**seen.globals, **seen.nonlocals}.items()]
+    if owner is not None and not isinstance(owner, torch.nn.Module):
+        values += [(f"{name}.", each) for name, each in getattr(owner, "__dict__", {}).items()]
+    return values

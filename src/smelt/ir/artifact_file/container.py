@@ -129,7 +129,7 @@ def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
     records = _placed(sections)
     path = Path(os.path.realpath(path))
     require(not path.exists() or path.is_file(), str(path), "is no file, and is not replaced")  # such as /dev/null
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{os.urandom(8).hex()}")  # nobody else's, and short: there is room for it
     descriptor, is_named = _open_unfinished(path.parent, unfinished)
     try:
         with os.fdopen(descriptor, "w+b") as file:
@@ -146,7 +146,6 @@ def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
             if path.exists():
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
             if not is_named:
-                unfinished.unlink(missing_ok=True)  # of an earlier process of this number
                 os.link(f"/proc/self/fd/{file.fileno()}", unfinished, src_dir_fd=0)
         unfinished.replace(path)
     except BaseException:
@@ -160,7 +159,7 @@ def _open_unfinished(folder: Path, unfinished: Path) -> tuple[int, bool]:
     file system cannot do that, one with a name."""
     with contextlib.suppress(OSError):
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), False
-    return os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o666), True
+    return os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), True
 
 
 def _placed(sections: Sequence[Section]) -> list[SectionRecord]:

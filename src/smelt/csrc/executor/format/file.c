@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -279,29 +280,48 @@ write_copy(const File *file, int descriptor, const void *state)
            && write_all(descriptor, state, (size_t)last->bytes) && fsync(descriptor) == 0;
 }
 
-/* A file in the folder of `target` that has no name until it is complete: a process that is killed leaves nothing behind.
-   Where the file system cannot do that, one with a name. */
-static int
-open_unfinished(const char *target, const char *unfinished, bool *is_named)
-{
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", target);
-    char *slash = strrchr(folder, '/');
-    if (slash) {
-        slash[slash == folder] = '\0';
-    }
-    const int descriptor = open(slash ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    *is_named = descriptor < 0;
-    return *is_named ? open(unfinished, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0666) : descriptor;
-}
+/* A file in the folder of the one that it becomes. It has no name until it is complete, so that a process that is killed leaves
+   nothing behind; where the file system cannot do that, it has one from the beginning. `path` is that name: nobody else's,
+   and short, so that there is room for it wherever the file itself can be. */
+typedef struct {
+    int descriptor;
+    bool is_named;
+    char path[PATH_MAX + 32];
+} Unfinished;
 
 static bool
-name_unfinished(int descriptor, const char *unfinished)
+open_unfinished(const char *target, Unfinished *unfinished)
+{
+    char folder[PATH_MAX];
+    uint64_t number;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) {
+        return false;
+    }
+    snprintf(folder, sizeof folder, "%s", target);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL) {
+        memcpy(folder, ".", sizeof ".");
+    }
+    else {
+        slash[slash == folder] = '\0';
+    }
+    snprintf(unfinished->path, sizeof unfinished->path, "%s/.%016llx", folder, (unsigned long long)number);
+    unfinished->descriptor = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    unfinished->is_named = unfinished->descriptor < 0;
+    if (unfinished->is_named) {
+        unfinished->descriptor = open(unfinished->path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+    }
+    return unfinished->descriptor >= 0;
+}
+
+/* The file takes the place of `target`. */
+static bool
+finish(const Unfinished *unfinished, const char *target)
 {
     char link[64];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    unlink(unfinished); /* of an earlier process of this number */
-    return linkat(AT_FDCWD, link, AT_FDCWD, unfinished, AT_SYMLINK_FOLLOW) == 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", unfinished->descriptor);
+    return (unfinished->is_named || linkat(AT_FDCWD, link, AT_FDCWD, unfinished->path, AT_SYMLINK_FOLLOW) == 0)
+           && rename(unfinished->path, target) == 0;
 }
 
 /* The file that a symbolic link leads to is replaced, not the link; a file that is replaced keeps its mode. What is no file,
@@ -309,28 +329,27 @@ name_unfinished(int descriptor, const char *unfinished)
 smelt_status
 smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error)
 {
-    char target[PATH_MAX], unfinished[PATH_MAX + 32];
+    char target[PATH_MAX];
+    Unfinished unfinished;
     struct stat before;
     if (realpath(path, target) == NULL && snprintf(target, sizeof target, "%s", path) >= (int)sizeof target) {
         return smelt_fail(error, SMELT_ERROR_IO, "the path is too long");
     }
-    const bool replaces = stat(target, &before) == 0;
+    const bool replaces = lstat(target, &before) == 0;
     if (replaces && !S_ISREG(before.st_mode)) {
-        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: it is no file", path);
+        const char *why = S_ISLNK(before.st_mode) ? "it is a link that leads nowhere" : "it is no file";
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, why);
     }
-    snprintf(unfinished, sizeof unfinished, "%s.%ld.unfinished", target, (long)getpid());
-    bool is_named;
-    const int descriptor = open_unfinished(target, unfinished, &is_named);
-    if (descriptor < 0) {
+    if (!open_unfinished(target, &unfinished)) {
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(errno));
     }
-    bool done = write_copy(file, descriptor, state) && (!replaces || fchmod(descriptor, before.st_mode & 07777) == 0)
-                && (is_named || name_unfinished(descriptor, unfinished));
-    done = done && rename(unfinished, target) == 0;
+    const bool done = write_copy(file, unfinished.descriptor, state)
+                      && (!replaces || fchmod(unfinished.descriptor, before.st_mode & 07777) == 0)
+                      && finish(&unfinished, target);
     const int why = errno;
-    close(descriptor); /* it is on the disk: write_copy has waited for it */
+    close(unfinished.descriptor); /* it is on the disk: write_copy has waited for it */
     if (!done) {
-        unlink(unfinished);
+        unlink(unfinished.path);
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(why));
     }
     return SMELT_OK;

@@ -68,15 +68,15 @@ find_register(const Run *run, int64_t number, const RegisterRecord *record, char
 
 /* Room for an output, so that nothing is missing once the model has written its state. */
 static smelt_status
-reserve(Run *run, Output *output, const char *name, smelt_error *error)
+reserve(Run *run, Output *output, bool is_own, const char *name, smelt_error *error)
 {
     const bool is_strided = output->bytes && !output->contiguous, on_device = run->device;
     if (output->bound && (uint64_t)output->bytes > output->bound_bytes) {
         return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
                           (long long)output->bytes, output->bound_bytes);
     }
-    const bool is_copied = is_strided || (on_device && !output->bound);
-    if ((is_copied && !smelt_block_fits(run->allocator, &output->copy, output->bytes))
+    output->is_copied = is_strided || (output->bytes && !output->bound && (on_device || !is_own));
+    if ((output->is_copied && !smelt_block_fits(run->allocator, &output->copy, output->bytes))
         || (is_strided && on_device && !smelt_block_fits(run->allocator, &run->fetched, output->span))) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
     }
@@ -125,7 +125,7 @@ hand_over(Run *run, Output *output, int64_t item, smelt_error *error)
         output->tensor.data = output->bound;
         return run_copy(run, WITHIN_REGISTERS, output->bound, output->data, output->bytes, error);
     }
-    if (!output->bound && (!run->device || output->bytes == 0)) {
+    if (!output->bound && !output->is_copied) {
         return SMELT_OK;
     }
     output->tensor.data = output->bound ? output->bound : output->copy.memory;
@@ -155,7 +155,7 @@ reserve_output(Run *run, size_t number, const ReturnedRecord *returned, const in
     const smelt_status status
         = is_view ? find_view(run, returned, symbols, data, bytes, output, name, error)
                   : find_register(run, returned->register_, record, data, bytes, output, name, error);
-    return status ? status : reserve(run, output, name, error);
+    return status ? status : reserve(run, output, record->kind == LOCAL_REGISTER, name, error);
 }
 
 smelt_status

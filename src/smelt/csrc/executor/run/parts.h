@@ -38,13 +38,14 @@ typedef struct {
     PlannedValue *values;
 } Plan;
 
-/* What a call returns: elements of a register, contiguous or not, and the tensor that is made of them. */
+/* What a call returns: elements of a register, contiguous or not, and the tensor that is made of them. It is a
+   copy if that is an input, state or a constant, or not contiguous, or not the host's. */
 typedef struct {
     smelt_tensor tensor;
     int64_t *sizes, *strides;
     const char *data;
     int64_t bytes, span; /* of all elements, and from the first to the last */
-    bool contiguous;
+    bool contiguous, is_copied;
     Block copy;
     void *bound; /* memory of the caller's, or NULL */
     size_t bound_bytes;
