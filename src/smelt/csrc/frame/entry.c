@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "direct_call.h"
 #include "state/preserved_state.h"
 
 /* --- running ---------------------------------------------------------------------------------- */
@@ -31,25 +32,6 @@ graph_outputs(const Entry *entry, PyObject *const *collected)
         PyMem_Free(room);
     }
     return outputs;
-}
-
-/* The exception that is set, taken off. */
-static PyObject *
-take_error(void)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    return PyErr_GetRaisedException();
-#else
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace) {
-        PyException_SetTraceback(error, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return error;
-#endif
 }
 
 static PyObject *
