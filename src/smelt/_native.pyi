@@ -283,33 +283,14 @@ class AnyLauncher:
     def __call__(self, threads: int, *tensors: Any) -> None: ...
 
 class ForwardCall:
-    """A compiled graph without gradients, aliases or mutations, as a function of its inputs.
-
-    Where one of `unless` returns something true, or `module[level]` is no negative number, `general` is called. Else
-    `run` is, with grad mode off. Its results are returned as a tuple, those for which `is_view` is true as `detach`
-    returns them. An error of class `failure` makes the call `failed(inputs, error)`.
-    """
-
-    run: Callable[..., Any]
-    def __init__(
-        self,
-        run: Callable[..., Any],
-        general: Callable[..., Any],
-        unless: tuple[Callable[[], Any], ...],
-        module: dict[str, Any],
-        level: str,
-        failure: type[BaseException],
-        failed: Callable[..., Any],
-        is_view: Callable[[Any], Any],
-        detach: Callable[[Any], Any],
-    ) -> None: ...
+    """A compiled graph without gradients as a function of its inputs: `run` with grad mode off while no transform,
+    autocast or forward-mode differentiation is on, else `general`. autograd/forward_call.c says what each object is."""
+    def __init__(self, **objects: Any) -> None: ...
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
 class Launcher(AnyLauncher):
     """Calls `void kernel(void **buffers, int64_t threads, void *workspace)` at `address`, without the GIL.
-
-    The workspace has `fixed + per_thread * threads` bytes, 64-byte aligned.
-    """
+    The workspace has `fixed + per_thread * threads` bytes, 64-byte aligned."""
 
     def __init__(self, address: int, buffers: int, fixed: int, per_thread: int) -> None: ...
 

@@ -5,7 +5,7 @@
 #include "frame/entry.h"
 #include "guards/guards.h"
 #include "frame/hook.h"
-#include "runner/forward_call.h"
+#include "autograd/forward_call.h"
 #include "runner/launcher.h"
 #include "autograd/graph_read.h"
 #include "runner/aoti_library.h"

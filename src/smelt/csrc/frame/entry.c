@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "autograd/forward_call.h"
 #include "direct_call.h"
 #include "state/preserved_state.h"
 
@@ -27,7 +28,8 @@ graph_outputs(const Entry *entry, PyObject *const *collected)
         room[i + 1] = collected[around->arguments[i]];
     }
     size_t count = (size_t)around->count | PY_VECTORCALL_ARGUMENTS_OFFSET;
-    PyObject *outputs = PyObject_Vectorcall(entry->run, room + 1, count, NULL);
+    PyObject *outputs = entry->is_covered ? forward_call_covered(entry->run, room + 1, count)
+                                          : PyObject_Vectorcall(entry->run, room + 1, count, NULL);
     if (room != usual) {
         PyMem_Free(room);
     }
@@ -166,6 +168,7 @@ entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->guards = (Guards *)Py_NewRef(guards);
         self->run = Py_NewRef(run);
         self->around = around;
+        self->is_covered = around && forward_call_is_covered(run, self->guards);
     }
     else {
         drop_around(around);

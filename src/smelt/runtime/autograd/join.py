@@ -209,7 +209,9 @@ def _fast_forward(state: _Forward) -> Flat:
     return _native.ForwardCall(
         run=state.forward,
         general=state,
-        unless=(torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled),
+        in_transform=torch._C._are_functorch_transforms_active,
+        in_autocast=torch._C._is_any_autocast_enabled,
+        grad_mode=torch._C.is_grad_enabled,
         module=forward_ad.__dict__,
         level="_current_level",
         failure=UnexpectedResult,

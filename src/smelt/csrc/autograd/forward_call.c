@@ -1,16 +1,19 @@
-/* Calls a graph without gradients, aliases or mutations: asks PyTorch whether that is all there is to do, runs the
-   program without autograd's recording, and detaches results that are views. Most calls of small functions are spent
-   around the program, so this is not Python. */
-#include "runner/forward_call.h"
+/* Calls a graph without gradients, aliases or mutations. Most of a call of a small function is spent around the program,
+   so this is not Python.
 
-#include <stdbool.h>
+   Where `in_transform` or `in_autocast` returns something true, or `module[level]`, the level of forward-mode
+   differentiation, is not negative, `general` is called. Else `run` is, with grad mode off. The results are returned as a
+   tuple, those for which `is_view` is true as `detach` returns them. An error of class `failure` makes the call
+   `failed(inputs, error)`. An Entry whose guards say that `grad_mode` and `in_autocast` return False does not ask again. */
+#include "autograd/forward_call.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
 #include "direct_call.h"
 #include "state/preserved_state.h"
 
-#define FORWARD_OBJECTS(F) F(run) F(general) F(unless) F(module) F(level) F(failure) F(failed) F(is_view) F(detach)
+#define FORWARD_OBJECTS(F) F(run) F(general) F(in_transform) F(in_autocast) F(grad_mode) F(module) F(level) F(failure) F(failed) F(is_view) F(detach)
 
 #define FORWARD_OBJECT(name) PyObject *name;
 typedef struct {
@@ -19,21 +22,27 @@ typedef struct {
     FORWARD_OBJECTS(FORWARD_OBJECT)
 } ForwardCall;
 
-/* Whether a transform, autocast or forward-mode differentiation is on: 1, 0, or -1 with an exception. */
+/* What a function says: 1, 0, or -1 with an exception. */
 static int
-is_general(const ForwardCall *self)
+says(PyObject *function)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->unless); i++) {
-        PyObject *answer = call_directly(PyTuple_GET_ITEM(self->unless, i));
-        int is_so = answer ? PyObject_IsTrue(answer) : -1;
-        Py_XDECREF(answer);
-        if (is_so) {
-            return is_so;
-        }
+    PyObject *answer = call_directly(function);
+    int is_so = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return is_so;
+}
+
+/* Whether a transform or forward-mode differentiation is on: 1, 0, or -1 with an exception. */
+static int
+is_transformed(const ForwardCall *self)
+{
+    int transformed = says(self->in_transform);
+    if (transformed) {
+        return transformed;
     }
-    PyObject *level = PyDict_GetItemWithError(self->module, self->level); /* forward-mode differentiation's, -1: none */
+    PyObject *level = PyDict_GetItemWithError(self->module, self->level); /* of forward-mode differentiation; -1: none */
     long number = level ? PyLong_AsLong(level) : -1;
-    return PyErr_Occurred() ? -1 : number >= 0;
+    return number == -1 && PyErr_Occurred() ? -1 : number >= 0;
 }
 
 /* The value, or if it is a view a detached one. A new reference, or NULL with an exception. */
@@ -89,19 +98,40 @@ recover(const ForwardCall *self, PyObject *const *inputs, Py_ssize_t count)
 }
 
 static PyObject *
-forward_call(PyObject *object, PyObject *const *inputs, size_t flagged_count, PyObject *names)
+call_for_results(const ForwardCall *self, bool is_covered, PyObject *const *inputs, size_t flagged_count)
 {
-    const ForwardCall *self = (ForwardCall *)object;
+    int general = is_transformed(self);
+    general = general || is_covered ? general : says(self->in_autocast);
+    if (general) {
+        return general < 0 ? NULL : PyObject_Vectorcall(self->general, inputs, flagged_count, NULL);
+    }
+    PyObject *values = is_covered ? PyObject_Vectorcall(self->run, inputs, flagged_count, NULL)
+                                  : call_unrecorded(self->run, inputs, flagged_count, NULL);
+    return values ? without_views(self, values) : recover(self, inputs, PyVectorcall_NARGS(flagged_count));
+}
+
+static PyObject *
+forward_call(PyObject *self, PyObject *const *inputs, size_t flagged_count, PyObject *names)
+{
     if (names && PyTuple_GET_SIZE(names)) {
         PyErr_SetString(PyExc_TypeError, "a compiled graph takes no keyword arguments");
         return NULL;
     }
-    int general = is_general(self);
-    if (general) {
-        return general < 0 ? NULL : PyObject_Vectorcall(self->general, inputs, flagged_count, NULL);
-    }
-    PyObject *values = call_unrecorded(self->run, inputs, flagged_count, NULL);
-    return values ? without_views(self, values) : recover(self, inputs, PyVectorcall_NARGS(flagged_count));
+    return call_for_results((ForwardCall *)self, false, inputs, flagged_count);
+}
+
+bool
+forward_call_is_covered(PyObject *run, const Guards *guards)
+{
+    const ForwardCall *self = (ForwardCall *)run;
+    return Py_IS_TYPE(run, &ForwardCallType) && guards_say(guards, self->grad_mode, Py_False)
+           && guards_say(guards, self->in_autocast, Py_False);
+}
+
+PyObject *
+forward_call_covered(PyObject *run, PyObject *const *inputs, size_t flagged_count)
+{
+    return call_for_results((ForwardCall *)run, true, inputs, flagged_count);
 }
 
 /* --- the Python type -------------------------------------------------------------------------- */
@@ -109,11 +139,13 @@ forward_call(PyObject *object, PyObject *const *inputs, size_t flagged_count, Py
 static PyObject *
 forward_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"run", "general", "unless", "module", "level", "failure", "failed", "is_view", "detach", NULL};
+    static char *names[] = {"run", "general", "in_transform", "in_autocast", "grad_mode", "module", "level", "failure",
+                            "failed", "is_view", "detach", NULL};
     ForwardCall parsed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!UOOOO:ForwardCall", names, &parsed.run, &parsed.general,
-                                     &PyTuple_Type, &parsed.unless, &PyDict_Type, &parsed.module, &parsed.level,
-                                     &parsed.failure, &parsed.failed, &parsed.is_view, &parsed.detach)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO!UOOOO:ForwardCall", names, &parsed.run, &parsed.general,
+                                     &parsed.in_transform, &parsed.in_autocast, &parsed.grad_mode, &PyDict_Type,
+                                     &parsed.module, &parsed.level, &parsed.failure, &parsed.failed, &parsed.is_view,
+                                     &parsed.detach)) {
         return NULL;
     }
     ForwardCall *self = (ForwardCall *)type->tp_alloc(type, 0);
