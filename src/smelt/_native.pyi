@@ -282,11 +282,15 @@ class AnyLauncher:
 
     def __call__(self, threads: int, *tensors: Any) -> None: ...
 
+class ForwardCall:
+    """A compiled graph without gradients as a function of its inputs: `run` with grad mode off while no transform,
+    autocast or forward-mode differentiation is on, else `general`. autograd/forward_call.c says what each object is."""
+    def __init__(self, **objects: Any) -> None: ...
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
 class Launcher(AnyLauncher):
     """Calls `void kernel(void **buffers, int64_t threads, void *workspace)` at `address`, without the GIL.
-
-    The workspace has `fixed + per_thread * threads` bytes, 64-byte aligned.
-    """
+    The workspace has `fixed + per_thread * threads` bytes, 64-byte aligned."""
 
     def __init__(self, address: int, buffers: int, fixed: int, per_thread: int) -> None: ...
 

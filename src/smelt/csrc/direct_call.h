@@ -1,4 +1,4 @@
-/* Calls functions that query the state of the process; several run before every call of compiled code. */
+/* Calls of functions that query the state of the process, several before every call of compiled code, and exceptions. */
 #ifndef SMELT_DIRECT_H
 #define SMELT_DIRECT_H
 
@@ -12,6 +12,25 @@ call_directly(PyObject *function)
         return PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), NULL);
     }
     return PyObject_CallNoArgs(function);
+}
+
+/* The exception that is set, taken off. */
+static inline PyObject *
+take_error(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace) {
+        PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+#endif
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include "frame/entry.h"
 #include "guards/guards.h"
 #include "frame/hook.h"
+#include "autograd/forward_call.h"
 #include "runner/launcher.h"
 #include "autograd/graph_read.h"
 #include "runner/aoti_library.h"
@@ -341,7 +342,7 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
-                             &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
+                             &LauncherType, &RunnerType, &ForwardCallType, &CodeType,  &HeldType,  &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
                              &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &LazyLaunchType,
                              &LazyBackwardType, &RecordingLockType, &DeviceTypeAnswerType};

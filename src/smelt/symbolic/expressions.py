@@ -39,7 +39,7 @@ class Symbol:
         return hash(self.text)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Symbol | DivModMinMax) and self.text == other.text)
+        return self is other or (isinstance(other, _ATOMS) and self.text == other.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,10 @@ class DivModMinMax:
         return hash(self.text)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Symbol | DivModMinMax) and self.text == other.text)
+        return self is other or (isinstance(other, _ATOMS) and self.text == other.text)
 
 
+_ATOMS = (Symbol, DivModMinMax)  # a union would be made at every comparison
 Atom = Symbol | DivModMinMax
 Monomial = tuple[Atom, ...]
 

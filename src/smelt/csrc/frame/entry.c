@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "autograd/forward_call.h"
+#include "direct_call.h"
 #include "state/preserved_state.h"
 
 /* --- running ---------------------------------------------------------------------------------- */
@@ -26,30 +28,12 @@ graph_outputs(const Entry *entry, PyObject *const *collected)
         room[i + 1] = collected[around->arguments[i]];
     }
     size_t count = (size_t)around->count | PY_VECTORCALL_ARGUMENTS_OFFSET;
-    PyObject *outputs = PyObject_Vectorcall(entry->run, room + 1, count, NULL);
+    PyObject *outputs = entry->is_covered ? forward_call_covered(entry->run, room + 1, count)
+                                          : PyObject_Vectorcall(entry->run, room + 1, count, NULL);
     if (room != usual) {
         PyMem_Free(room);
     }
     return outputs;
-}
-
-/* The exception that is set, taken off. */
-static PyObject *
-take_error(void)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    return PyErr_GetRaisedException();
-#else
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace) {
-        PyException_SetTraceback(error, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return error;
-#endif
 }
 
 static PyObject *
@@ -184,6 +168,7 @@ entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->guards = (Guards *)Py_NewRef(guards);
         self->run = Py_NewRef(run);
         self->around = around;
+        self->is_covered = around && forward_call_is_covered(run, self->guards);
     }
     else {
         drop_around(around);

@@ -21,6 +21,7 @@ typedef struct {
     PyObject *run;
     Around *around; /* NULL: run takes all that is collected, and yields the result */
     long long hits;
+    bool is_covered; /* see autograd/forward_call.h */
 } Entry;
 
 extern PyTypeObject EntryType;

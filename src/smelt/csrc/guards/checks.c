@@ -374,6 +374,18 @@ calls_hold(const Check *check, PyObject *Py_UNUSED(value))
     return equal;
 }
 
+bool
+guards_say(const Guards *guards, PyObject *function, PyObject *answer)
+{
+    for (Py_ssize_t i = 0; i < guards->check_count; i++) {
+        const Check *check = &guards->checks[i];
+        if (check->kind->holds == calls_hold && operand(check, 0) == function && operand(check, 1) == answer) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static PyObject *
 calls_explain(const Check *check, PyObject *Py_UNUSED(value))
 {

@@ -35,6 +35,9 @@ Py_ssize_t guards_collected(const Guards *guards);
    `failure`, where given, says what was wrong. Runs user code (properties, predicates); never leaves an exception. */
 bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure);
 
+/* Whether guards that hold say that function() returned this very object. */
+bool guards_say(const Guards *guards, PyObject *function, PyObject *answer);
+
 /* --- the tree, for the guard_*.c files -------------------------------------------------------- */
 
 typedef struct Node Node;

@@ -468,21 +468,6 @@ restoring(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, 
     return result;
 }
 
-/* The exception that is set, taken off. */
-static PyObject *
-take_error(void)
-{
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace) {
-        PyException_SetTraceback(error, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return error;
-}
-
 /* 1: handled; 0: not, and the exception is set again. */
 static int
 offer_error(PyObject *offer)
@@ -537,17 +522,14 @@ is_recording(void)
 }
 
 static PyObject *
-call_recorded(bool records, PyObject *const *args, Py_ssize_t count, PyObject *names)
+call_with_recording(bool records, PyObject *function, PyObject *const *args, size_t flagged_count, PyObject *names)
 {
-    if (!expect_function(count, 1, records ? "recorded" : "unrecorded")) {
-        return NULL;
-    }
     if (known.settings == NULL || is_recording() == records) {
-        return PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+        return PyObject_Vectorcall(function, args, flagged_count, names);
     }
     PyObject *type, *value, *trace;
     Py_XDECREF(set_recording(records ? Py_True : Py_False));
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    PyObject *result = PyObject_Vectorcall(function, args, flagged_count, names);
     PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(set_recording(records ? Py_False : Py_True));
     PyErr_Restore(type, value, trace);
@@ -555,15 +537,30 @@ call_recorded(bool records, PyObject *const *args, Py_ssize_t count, PyObject *n
 }
 
 PyObject *
+call_unrecorded(PyObject *function, PyObject *const *args, size_t flagged_count, PyObject *names)
+{
+    return call_with_recording(false, function, args, flagged_count, names);
+}
+
+static PyObject *
+call_first(bool records, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (!expect_function(count, 1, records ? "recorded" : "unrecorded")) {
+        return NULL;
+    }
+    return call_with_recording(records, args[0], args + 1, (size_t)(count - 1), names);
+}
+
+PyObject *
 recorded(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return call_recorded(true, args, count, names);
+    return call_first(true, args, count, names);
 }
 
 PyObject *
 unrecorded(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    return call_recorded(false, args, count, names);
+    return call_first(false, args, count, names);
 }
 
 PyObject *

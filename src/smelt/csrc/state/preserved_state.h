@@ -16,6 +16,9 @@ void resume_collector(void);
 /* Calls restore() with the exception that is set put aside, again if it is interrupted. */
 void restore_surely(PyObject *restore);
 
+/* function(...) without autograd's recording, whatever grad mode is. */
+PyObject *call_unrecorded(PyObject *function, PyObject *const *args, size_t flagged_count, PyObject *names);
+
 PyObject *install_preserved_state(PyObject *module, PyObject *args);
 PyObject *preserving_state(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *undoing(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);

@@ -70,16 +70,17 @@ class SizedGraph(OpenGraph):
     def _set_dynamic_scalars(self, numbers: list[fx.Node]) -> None:
         super()._set_dynamic_scalars(numbers)
         self._readers = [self._places[leaf] for leaf in self._fixed]
+        self._own_symbols = [(Symbol(name, leaf.example), leaf) for name, leaf in self._named]
         has_static_numbers = len(self._inputs) < len(placeholders(self._traced.graph))
         self._only_sizes = not has_static_numbers and not numbers and len(self._symbols) == len(self._fixed)
         self._tracings: list[tuple[tuple[Any, ...], Tracing]] = []  # with the floats it was specialized on
         self._why_static: str | None = None if self._symbols else "no size is dynamic"
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        if self._only_sizes:
-            known = self._versions.get(tuple([read(inputs[place]) for place, read in self._readers]))
-            if known is not None:
-                return known(*inputs)
+        if self._only_sizes:  # then every input is a tensor, and the key is their sizes
+            sizes = tuple([read(inputs[place]) for place, read in self._readers])
+            known = self._versions.get(sizes)
+            return (known or self._version(SymbolValues(zip(self._fixed, sizes, strict=True))))(*inputs)
         values = self._values(inputs)
         run = self._versions.get(self._key(values)) or self._version(values)
         if run is self._eager_run:
@@ -200,7 +201,7 @@ class SizedGraph(OpenGraph):
 
     def _numbers(self, values: Values) -> dict[Symbol, int]:
         """Values by symbols of any shape_env of ours."""
-        return {Symbol(name, values[leaf]): values[leaf] for name, leaf in self._named}
+        return {symbol: values[leaf] for symbol, leaf in self._own_symbols}
 
     def _floats(self, values: Values) -> tuple[Any, ...]:
         return tuple([values[leaf].hex() for leaf in self._fixed if not isinstance(leaf, Symbol)])

@@ -206,24 +206,19 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
 
 def _fast_forward(state: _Forward) -> Flat:
     """The call of a graph without gradients, aliases or mutations."""
-    compute, eager, is_one = state.forward, state.eager, state.plan.results == 1
-    in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
-    records, unrecorded = torch._C.is_grad_enabled, _native.unrecorded
-
-    def call(*inputs: Any) -> tuple[Any, ...]:
-        if in_transform() or forward_ad._current_level >= 0 or in_autocast():
-            return state(*inputs)
-        try:
-            values = unrecorded(compute, *inputs) if records() else compute(*inputs)
-        except UnexpectedResult as error:
-            return _eagerly(eager, inputs, error)
-        if not is_one:
-            return tuple(detach_views(values))
-        value = values[0]
-        return (BASE.detach(value) if value._is_view() else value,)
-
-    call.unchecked = state.unchecked  # type: ignore[attr-defined]
-    return call
+    return _native.ForwardCall(
+        run=state.forward,
+        general=state,
+        in_transform=torch._C._are_functorch_transforms_active,
+        in_autocast=torch._C._is_any_autocast_enabled,
+        grad_mode=torch._C.is_grad_enabled,
+        module=forward_ad.__dict__,
+        level="_current_level",
+        failure=UnexpectedResult,
+        failed=functools.partial(_eagerly, state.eager),
+        is_view=BASE._is_view,
+        detach=BASE.detach,
+    )
 
 
 def _fast_path(state: Differentiable) -> Flat:
