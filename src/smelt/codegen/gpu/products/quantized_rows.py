@@ -148,7 +148,7 @@ class QuantizedBody(AlongBody):
         """Whether offsets and zero points are subtracted from each integer, rather than their product with Σ x from the
         sum: an element of x that is far larger than the others would leave its rounding there, even if its weight is
         zero, and an infinite one NaN. What is read in 16 bits has results of 16 bits, which are rounded more."""
-        return self.kernel.buffer(self.grid.left.buffer).dtype.itemsize > 2
+        return bool(self.kernel.buffer(self.grid.left.buffer).dtype.itemsize > 2)
 
     @property
     def unit(self) -> float:
@@ -231,8 +231,8 @@ class QuantizedBody(AlongBody):
         factor = b.fmul(scale, self.unit) if self.unit != 1 else scale
         offset = float(quantized.offset + self.raised)
         if self.subtracts:
-            away = [b.const("f32", offset / self.unit)] if offset else []
-            return Scales(factor, low, (*away, *([b.fmul(zero, 1 / self.unit)] if zero is not None else [])))
+            offsets = [b.const("f32", offset / self.unit)] if offset else []
+            return Scales(factor, low, (*offsets, *([b.fmul(zero, 1 / self.unit)] if zero is not None else [])))
         away = b.const("f32", offset) if zero is None else b.fadd(zero, offset)
         of_sum = b.fneg(b.fmul(scale, away))
         return Scales(factor, of_sum if low is None else b.fadd(of_sum, low))
