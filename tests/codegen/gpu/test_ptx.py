@@ -19,6 +19,7 @@ from smelt.codegen.loops.builder import Builder, param
 from smelt.codegen.write_module import join
 from smelt.ir.kernel import Kernel
 from smelt.ir.loops import GLOBAL, Module
+from smelt.ir.loops.text import format_module
 from smelt.ir.scalar import SCALAR_OPS, kind_of
 from tests.codegen.cpu.test_online_softmax import FOLDED, IN_PLACE, LOG_SOFTMAX, LOGSUMEXP
 from tests.codegen.cpu.test_transpose_tiles import turned
@@ -134,6 +135,23 @@ def test_contiguous_memory_goes_sixteen_bytes_at_once(dtype: str) -> None:
     loads, stores = re.findall(r"ld\.global\S*", text), re.findall(r"st\.global\S*", text)
     assert loads and set(loads) == {"ld.global.nc.v4.b32"}
     assert stores and set(stores) == {"st.global.v4.b32"}
+
+
+def test_the_page_shows_the_loops_and_the_ptx_of_softmax() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "codegen.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```text\n")[1:]]
+    text, loops, instructions = (
+        next(block for block in blocks if block.lstrip().startswith(start))
+        for start in ("kernel softmax", "grid", "ld.global")
+    )
+    kernel = parse_kernel(text)
+    numbered = re.compile(r"%(rd?)\d+")  # as LLVM's versions differ in these
+    pairs = [
+        (loops, format_module(join([code_of("k0", kernel, "sm_90")]))),
+        (numbered.sub(r"%\1", instructions), numbered.sub(r"%\1", ptx_of({"k0": kernel}))),
+    ]
+    for shown, whole in pairs:
+        assert {line for line in shown.splitlines() if line.strip() != "…"} <= set(whole.splitlines())
 
 
 def test_two_doubles_are_one_access() -> None:

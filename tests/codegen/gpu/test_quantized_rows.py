@@ -60,6 +60,29 @@ def test_zero_points_and_minima(zero: str, low: str) -> None:
     check(written(2, 24, "u4", zero=zero, low=low, offset=3))
 
 
+@pytest.mark.parametrize("zero", ["", "u8", "f32"])
+@pytest.mark.parametrize("kind", ["u4", "i4", "u8", "i8"])
+def test_large_elements_of_float32_leave_no_rounding_where_their_weight_is_zero(kind: str, zero: str) -> None:
+    """And infinite ones are NaN there alone."""
+    kernel = written(1, 18, kind, zero=zero, offset=3)
+    built = OnHost(kernel, warp=4)
+    given = dict(zip((buffer.name for buffer in kernel.parameters), filled(kernel), strict=True))
+    given["w"][:] = 0x44 if kind in ("u4", "i4") else 4
+    given["w"].view(18, -1)[1::2] += 1
+    if zero:
+        given["z"][:] = 1
+    for element in (1e7, float("inf")):
+        given["x"][17] = element
+        want, found = ([each.clone() for each in given.values()] for _ in range(2))
+        run_kernel(kernel, want)
+        built.run(found, {})
+        if zero and element < float("inf"):
+            assert torch.equal(found[-1][::2], given["b"][::2])
+        elif zero:
+            assert bool(found[-1][::2].isnan().all())
+        torch.testing.assert_close(found[-1], want[-1], rtol=1e-5, atol=0, equal_nan=True)
+
+
 def test_weights_on_the_left() -> None:
     check(written(4, 40, "u4", transposed=True))
 

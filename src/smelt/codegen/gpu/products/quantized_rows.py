@@ -12,6 +12,7 @@ Matrix units take 1 + q / 16 as bfloat16 or float16: two instructions for two of
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.products.few_rows_body import AlongBody, MatrixBody
@@ -107,6 +108,16 @@ def bytes_at_once(kernel: Kernel, left: Factor, right: Factor, units: Units, con
     return width
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Of a col: the `factor` of its products, that of Σ x, and what is `subtracted` from its integers one after the
+    other."""
+
+    factor: Value
+    of_sum: Value | None
+    subtracted: tuple[Value, ...] = ()
+
+
 class QuantizedBody(AlongBody):
     """A grid with quantized weights being written. Terms are bytes."""
 
@@ -119,19 +130,25 @@ class QuantizedBody(AlongBody):
         b.wait_for_launches()
         sums = list(sums)
         for at, mask, of_cols, scaled in zip(firsts, masks, words, scales, strict=True):
-            ours = [self._numbers(each) for each in of_cols]
+            ours = [self._numbers(each, of_col) for each, of_col in zip(of_cols, scaled, strict=True)]
             for row in range(grid.row_count):
                 theirs = self._given(b.add(at, self.term), row, mask)
-                whole = theirs[0]
-                for each in theirs[1:]:
-                    whole = b.fadd(whole, each)
-                for col, (own, (factor, of_sum)) in enumerate(zip(ours, scaled, strict=True)):
+                whole = reduce(b.fadd, theirs)
+                for col, (own, of_col) in enumerate(zip(ours, scaled, strict=True)):
                     dot = b.fmul(theirs[0], own[0])
                     for x, w in zip(theirs[1:], own[1:], strict=True):
                         dot = b.fma(x, w, dot)
                     total = sums[row * cols + col]
-                    sums[row * cols + col] = b.fma(factor, dot, b.fma(of_sum, whole, total))
+                    total = total if of_col.of_sum is None else b.fma(of_col.of_sum, whole, total)
+                    sums[row * cols + col] = b.fma(of_col.factor, dot, total)
         return sums
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether offsets and zero points are subtracted from each integer, rather than their product with Σ x from the
+        sum: an element of x that is far larger than the others would leave its rounding there, even if its weight is
+        zero, and an infinite one NaN. What is read in 16 bits has results of 16 bits, which are rounded more."""
+        return bool(self.kernel.buffer(self.grid.left.buffer).dtype.itemsize > 2)
 
     @property
     def unit(self) -> float:
@@ -163,8 +180,9 @@ class QuantizedBody(AlongBody):
             words.append(word)
         return words
 
-    def _numbers(self, words: Sequence[Value]) -> list[Value]:
-        """Bytes as float32, those of four bits each as 1 + q / 16, in the order of `_given`."""
+    def _numbers(self, words: Sequence[Value], scales: Scales) -> list[Value]:
+        """Bytes as float32, those of four bits each as 1 + q / 16, in the order of `_given`; less what is subtracted
+        from each."""
         b, kind, vector = self.b, self.units.quantized.kind, self.grid.vector
         if kind == "i4":
             words = [b.xor(each, _SIGNS) for each in words]
@@ -180,6 +198,8 @@ class QuantizedBody(AlongBody):
                     numbers.append(b.convert("sitofp", b.ashr(b.shl(word, 24 - place), 24), "f32"))
                 else:
                     numbers.append(b.convert("uitofp", b.and_(b.lshr(word, place), 0xFF), "f32"))
+        for away in scales.subtracted:
+            numbers = [b.fsub(each, away) for each in numbers]
         return numbers
 
     def _given(self, unit: Value, row: int, mask: Mask) -> list[Value]:
@@ -201,18 +221,21 @@ class QuantizedBody(AlongBody):
         within = b.mul(b.and_(unit, units.group - 1), units.step)
         return b.add(b.mul(b.lshr(unit, units.group.bit_length() - 1), units.group_step), within)
 
-    def scales(self, unit: Value, mask: Mask, col: int | Value) -> tuple[Value, Value]:
-        """What sums of products are multiplied with, and what the sum of the other factor is."""
+    def scales(self, unit: Value, mask: Mask, col: int | Value) -> Scales:
         b, quantized = self.b, self.units.quantized
-        scale = self._beside(quantized.scale, unit, mask, col)
-        offset = quantized.offset + self.raised
-        away = b.const("f32", float(offset))
-        if quantized.zero is not None:
-            away = b.fadd(self._beside(quantized.zero, unit, mask, col), float(offset))
+        scale, zero, low = (
+            self._beside(each, unit, mask, col) if each is not None else None
+            for each in (quantized.scale, quantized.zero, quantized.low)
+        )
+        assert scale is not None
+        factor = b.fmul(scale, self.unit) if self.unit != 1 else scale
+        offset = float(quantized.offset + self.raised)
+        if self.subtracts:
+            offsets = [b.const("f32", offset / self.unit)] if offset else []
+            return Scales(factor, low, (*offsets, *([b.fmul(zero, 1 / self.unit)] if zero is not None else [])))
+        away = b.const("f32", offset) if zero is None else b.fadd(zero, offset)
         of_sum = b.fneg(b.fmul(scale, away))
-        if quantized.low is not None:
-            of_sum = b.fadd(of_sum, self._beside(quantized.low, unit, mask, col))
-        return b.fmul(scale, self.unit) if self.unit != 1 else scale, of_sum
+        return Scales(factor, of_sum if low is None else b.fadd(of_sum, low))
 
     def _beside(self, element: Element, unit: Value, mask: Mask, col: int | Value) -> Value:
         """A scale, or what is read like one, as float32."""
@@ -269,13 +292,14 @@ class QuantizedMatrixBody(MatrixBody, QuantizedBody):
                         a = [each[number][place + more] for more in (0, 1) for each in weights]
                         dots[number] = b.mma(self.kind, a, right, dots[number])
                 for c in range(0, 4, 2 if grid.row_count == 1 else 1):
-                    factor, of_sum = scaled[c // 2]
+                    of_col = scaled[c // 2]
                     dot = dots[0][c] if len(dots) == 1 else b.fma(dots[1][c], b.const("f32", 16.0), dots[0][c])
-                    total = b.fma(of_sum, whole[c], sums[4 * tile + c])
-                    sums[4 * tile + c] = b.fma(factor, dot, total)
+                    assert of_col.of_sum is not None
+                    total = b.fma(of_col.of_sum, whole[c], sums[4 * tile + c])
+                    sums[4 * tile + c] = b.fma(of_col.factor, dot, total)
         return sums
 
-    def _scales_of(self, unit: Value, mask: Mask) -> list[tuple[Value, Value]]:
+    def _scales_of(self, unit: Value, mask: Mask) -> list[Scales]:
         """Those of a lane's two cols."""
         b = self.b
         return [self.scales(unit, mask, b.add(self.group, more) if more else self.group) for more in (0, 8)]

@@ -14,16 +14,14 @@ from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.micro_kernel import FINISH, finish_tile, vectors_of
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.cpu.products.quantized_factors.fixed_point import moved_by, sum_of_bytes, unsigned_bytes
-from smelt.codegen.cpu.products.quantized_factors.layout import Layout
+from smelt.codegen.cpu.products.quantized_factors.layout import Beside, Layout
 from smelt.codegen.cpu.products.quantized_factors.many_rows import RUN, words_of
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.cpu.products.tile_shape import TileShape, divided, rounded
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
-from smelt.ir.kernel import Quantized
 from smelt.ir.loops import Function, Value
-from smelt.ir.tensorspec import short_name
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 _WORD = 4  # bytes
@@ -117,15 +115,13 @@ def byte_tiles_of(problem: Problem, layout: Layout, target: Target) -> ByteTiles
 
 def multiply_bytes(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, layout: Layout, form: ByteTiles) -> None:
     """All tiles of a block."""
-    problem, tile, quantized = blocks.problem, form.tile, blocks.problem.contract.right.quantized
-    assert quantized is not None
+    problem, tile = blocks.problem, form.tile
     col, steep = problem.n[0], form.groups * form.left_group
-    multiply = _multiply(b.target, form, quantized)
-    convert = BytePanel(b.target, form, layout, quantized, [each.dtype for each in block.elements]).write()
+    beside = Beside(problem, block)
+    multiply = _multiply(b.target, form, beside)
+    convert = BytePanel(b.target, form, layout, beside).write()
     panel = block.packed.at(int(rounded(blocks.block_rows // tile.rows * steep, _LINE)))
-    elements = zip(block.elements, quantized.elements, layout.scales, strict=True)
-    across = [(array, each.index.stride(col.name), step) for array, each, step in elements]
-    args = [value for array, each, step in across for value in (array.pointer, each, step)]
+    args = beside.args(layout)
     with b.when(block.fresh):
         _pack_left(b, problem, layout, form, block)
     with b.loop(0, form.groups, form.together) as first:
@@ -190,36 +186,29 @@ def _pack_words(b: Builder, layout: Layout, form: ByteTiles, start: Array, to: A
 
 _TAKEN = params("ptr panel, ptr right, i64 apart, i64 column, i64 cols, i64 first, i64 groups")
 _PANEL, _RIGHT, _APART, _COLUMN, _WIDTH, _FIRST, _GROUPS = _TAKEN
-_ELEMENTS = [params(f"ptr element{n}, i64 across{n}, i64 along{n}") for n in range(3)]  # scale, zero, low
 
 
 class BytePanel:
     """The function that writes a panel: some groups of the rows of the right factor from `column` on."""
 
-    def __init__(
-        self, target: Target, form: ByteTiles, layout: Layout, quantized: Quantized, dtypes: list[torch.dtype]
-    ) -> None:
-        self.form, self.layout, self.quantized, self.dtypes = form, layout, quantized, dtypes
+    def __init__(self, target: Target, form: ByteTiles, layout: Layout, beside: Beside) -> None:
+        self.form, self.layout, self.beside = form, layout, beside
         self.b = Builder(target)
 
     @property
     def name(self) -> str:
-        form, reads = self.form, ".".join(short_name(dtype) for dtype in self.dtypes)
-        shape = f"{form.tile.cols}.{form.units}.{self.layout.group_right}"
-        return f"smelt.byte_panel.{self.quantized.kind}.{reads}.{shape}"
+        shape = f"{self.form.tile.cols}.{self.form.units}.{self.layout.group_right}"
+        return f"smelt.byte_panel.{self.beside.quantized.kind}.{self.beside.text}.{shape}"
 
     def write(self) -> Function:
-        b, form, taken = self.b, self.form, _ELEMENTS[: len(self.dtypes)]
+        b, form, beside = self.b, self.form, self.beside
         panel, right = Array(b, _PANEL, torch.float32), Array(b, _RIGHT, torch.uint8)
         lanes, cols = form.tile.lanes, form.tile.cols
         with b.loop(0, cols, lanes) as across:
             first = b.add(_COLUMN, across)
             numbers = [b.smin(b.add(first, lane), b.sub(_WIDTH, 1)) for lane in range(lanes)]
             lines = [right.at(b.mul(number, _APART)) for number in numbers]
-            elements = [
-                [Array(b, each[0], dtype).at(b.mul(number, each[1])) for number in numbers]
-                for each, dtype in zip(taken, self.dtypes, strict=True)
-            ]
+            elements = beside.arrays(b, numbers)
             with b.loop(0, _GROUPS) as number:
                 group = b.add(_FIRST, number)
                 start = b.mul(group, self.layout.group_right)
@@ -227,35 +216,35 @@ class BytePanel:
                 with b.loop(0, form.units, RUN) as unit:
                     words = words_of(b, [line.at(b.add(start, unit)) for line in lines])
                     place = to.at(b.mul(unit, form.parts * cols // _WORD))
-                    unsigned = [each for column in words for each in unsigned_bytes(b, self.quantized, column)]
+                    unsigned = [each for column in words for each in unsigned_bytes(b, beside.quantized, column)]
                     for step, word in enumerate(unsigned):
                         b.store(word, place.at(step * cols).pointer)
-                for place_of, (some, each) in enumerate(zip(elements, taken, strict=True)):
+                for place_of, (some, each) in enumerate(zip(elements, beside.params, strict=True)):
                     vector = b.gathered([one.load_as(torch.float32, b.mul(group, each[2])) for one in some])
                     to.store(vector, (form.words + place_of) * cols)
-        return b.function(self.name, (*_TAKEN, *(each for some in taken for each in some)), "shared")
+        return b.function(self.name, (*_TAKEN, *beside.all_params), "shared")
 
 
 # The sums.
 
 
-def _multiply(target: Target, form: ByteTiles, quantized: Quantized) -> Function:
+def _multiply(target: Target, form: ByteTiles, beside: Beside) -> Function:
     """`(left, right, groups, out, stride of its rows, adds)`: the tile of sums of some groups."""
-    beside = "".join(name[0] for name in ("zero", "low") if getattr(quantized, name) is not None)
-    name = f"smelt.byte_tile.{form.tile.rows}x{form.tile.cols}.{form.words}.{'moved' if form.moved else ''}.{beside}"
+    more = "".join(name[0] for name in ("zero", "low") if getattr(beside.quantized, name) is not None)
+    name = f"smelt.byte_tile.{form.tile.rows}x{form.tile.cols}.{form.words}.{'moved' if form.moved else ''}.{more}"
     b, tile, panels = Builder(target, name), form.tile, params("ptr left, ptr right")
     groups, out = FINISH[:2]
     zero = b.const("f32", 0.0, tile.lanes)
     loop = b.begin(0, groups, 1, [*panels, *[zero] * (tile.rows * tile.vectors)], guard=True)
     left, right = (Array(b, panel, torch.float32) for panel in loop.values[:2])
-    sums = _group(b, form, quantized, left, right, list(loop.values[2:]))
+    sums = _group(b, form, beside, left, right, list(loop.values[2:]))
     _, _, *sums = loop.end(left.at(form.left_group).pointer, right.at(form.right_group).pointer, *sums)
     finish_tile(Array(b, out, torch.float32), sums, tile)
     return b.function(name, (*panels, *FINISH), "shared")
 
 
 def _group(
-    b: Builder, form: ByteTiles, quantized: Quantized, left: Array, right: Array, totals: list[Value]
+    b: Builder, form: ByteTiles, beside: Beside, left: Array, right: Array, totals: list[Value]
 ) -> list[Value]:
     """The totals with a group more."""
     tile, rows = form.tile, form.tile.rows
@@ -267,9 +256,7 @@ def _group(
         starts = [b.const("i32", 0, tile.lanes)] * rows
     integers = _integers(b, form, left, right, [start for start in starts for _ in range(tile.vectors)])
     elements = [vectors_of(beside_right.at(n * tile.cols), tile.vectors, tile.lanes) for n in range(form.elements)]
-    scales, *others = elements
-    zeros = others.pop(0) if quantized.zero is not None else None
-    lows = others.pop(0) if quantized.low is not None else None
+    scales, zeros, lows = beside.apart(elements)
     for row in range(rows):
         factor = b.splat(beside_left.load(row), tile.lanes)
         sums_of_x = b.splat(beside_left.load(rows + row), tile.lanes) if form.has_sums else None

@@ -21,13 +21,12 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.dot import store_totals
 from smelt.codegen.cpu.products.problem import Problem
-from smelt.codegen.cpu.products.quantized_factors.layout import Layout, left_vectors
+from smelt.codegen.cpu.products.quantized_factors.layout import Beside, Layout, left_vectors
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.kernel import Quantized
 from smelt.ir.loops import Function, Value
-from smelt.ir.tensorspec import short_name
 from smelt.symbolic.symsize import hint, known_equal
 
 _DIGITS = 3  # bytes of an integer that was a float32
@@ -307,46 +306,37 @@ def _bytes_at(b: Builder, form: FixedPoint, here: Array, row: int, part: int, nu
 
 _TAKEN = params("ptr left, ptr right, i64 apart, ptr sums, i64 pitch, i64 rows, i64 cols")
 _LEFT, _RIGHT, _APART, _SUMS, _PITCH, _ROW_COUNT, _WIDTH = _TAKEN
-_ELEMENTS = [params(f"ptr element{number}, i64 across{number}") for number in range(3)]  # from one column to the next
 
 
 class FixedPointDots:
     """The function that computes a block: rows of a packed left factor by rows of bytes, `apart` from each other."""
 
-    def __init__(
-        self, target: Target, form: FixedPoint, layout: Layout, quantized: Quantized, dtypes: list[torch.dtype]
-    ) -> None:
-        self.form, self.layout, self.quantized, self.dtypes = form, layout, quantized, dtypes
+    def __init__(self, target: Target, form: FixedPoint, layout: Layout, beside: Beside) -> None:
+        self.form, self.layout, self.beside, self.quantized = form, layout, beside, beside.quantized
         self.b = Builder(target)
 
     @property
     def name(self) -> str:
         form, quantized = self.form, self.quantized
-        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
-        present = [name for name, each in elements if each is not None]
-        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
         shape = f"{form.rows}x{form.lanes}.{form.groups}x{form.units}.{self.layout.group_right}"
         shape += f".digits{form.digits}.step{form.scale_step}"
-        return f"smelt.fixed_point_dot.{quantized.kind}.less{quantized.offset}.{reads}.{shape}"
+        return f"smelt.fixed_point_dot.{quantized.kind}.less{quantized.offset}.{self.beside.text}.{shape}"
 
     def write(self) -> Function:
         b, form = self.b, self.form
         left, sums = (Array(b, each, torch.float32) for each in (_LEFT, _SUMS))
         right = Array(b, _RIGHT, torch.uint8)
-        taken = [Array(b, each[0], dtype) for each, dtype in zip(_ELEMENTS, self.dtypes, strict=False)]
         with b.loop(0, _WIDTH, form.cols) as column:
             cols = [b.smin(b.add(column, number), b.sub(_WIDTH, 1)) for number in range(form.cols)]
             lines = [right.at(b.mul(col, _APART)) for col in cols]
-            elements = [
-                [array.at(b.mul(col, each[1])) for array, each in zip(taken, _ELEMENTS, strict=False)] for col in cols
-            ]
+            elements = [[array for (array,) in self.beside.arrays(b, [col])] for col in cols]
             with b.loop(0, _ROW_COUNT, form.rows) as row:
                 panel = left.at(b.mul(b.udiv(row, form.rows), form.elements))
                 totals = self._along(lines, elements, panel)
                 corner = sums.at(b.add(b.mul(row, _PITCH), column))
                 for number in range(form.rows):
                     store_totals(totals[number :: form.rows], corner.at(b.mul(_PITCH, number)))
-        return b.function(self.name, (*_TAKEN, *(each for some in _ELEMENTS[: len(taken)] for each in some)), "shared")
+        return b.function(self.name, (*_TAKEN, *self.beside.all_params), "shared")
 
     def _along(self, lines: list[Array], elements: list[list[Array]], panel: Array) -> list[Value]:
         """The products of some rows of the right factor, those of the first one first: a loop over pieces of many
@@ -376,10 +366,8 @@ class FixedPointDots:
     ) -> list[Value]:
         """The scales of some groups of a row of the right factor, for each row of x in units of 2^-n. What zero points
         and minima are multiplied with is added to the totals."""
-        b, form, quantized = self.b, self.form, self.quantized
-        scale, *others = [self._numbers(each, first, groups) for each in elements]
-        zero = others.pop(0) if quantized.zero is not None else None
-        low = others.pop(0) if quantized.low is not None else None
+        b, form = self.b, self.form
+        scale, zero, low = self.beside.apart([self._numbers(each, first, groups) for each in elements])
         added = b.fneg(b.fmul(scale, zero)) if zero is not None else None
         if low is not None:
             added = low if added is None else b.fadd(added, low)

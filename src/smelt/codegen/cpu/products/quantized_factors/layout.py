@@ -1,16 +1,23 @@
 """Where the integers of a quantized factor, its scales and the other factor are read as the sum runs."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis
-from smelt.codegen.cpu.products.streamed_blocks import as_matrices
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, as_matrices
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.ir.kernel import Quantized
 from smelt.ir.loops import Value
+from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize, known_equal
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,51 @@ class Layout:
     group_right: Size
     scales: tuple[Size, ...]
     left_scale: Size = 0
+
+
+class Beside:
+    """What is read beside integers: scales, then zero points and minima, if there are any. A function of blocks takes
+    the address of each, the step from one row to the next and, if it reads them `along` the sum, from one group to the
+    next: these are its `params`."""
+
+    def __init__(self, problem: Problem, block: StreamedBlock, *, along: bool = True) -> None:
+        quantized = problem.contract.right.quantized
+        assert quantized is not None
+        self.quantized, self.block, self.column = quantized, block, problem.n[0].name
+        self.dtypes = dtypes = [each.dtype for each in block.elements]
+        step = ", i64 along{0}" if along else ""
+        self.params = [params(f"ptr element{{0}}, i64 across{{0}}{step}".format(n)) for n in range(len(dtypes))]
+
+    @property
+    def all_params(self) -> tuple[Value, ...]:
+        return tuple(value for each in self.params for value in each)
+
+    @property
+    def text(self) -> str:
+        """For names of functions: "scale_f32.zero_u8"."""
+        present = [name for name in ("scale", "zero", "low") if getattr(self.quantized, name) is not None]
+        return ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
+
+    def args(self, layout: Layout) -> list[Value | Size]:
+        """What the function is given for the block."""
+        args: list[Value | Size] = []
+        read = zip(self.block.elements, self.quantized.elements, layout.scales, self.params, strict=True)
+        for array, element, along, taken in read:
+            args += (array.pointer, element.index.stride(self.column), along)[: len(taken)]
+        return args
+
+    def arrays(self, b: Builder, rows: Sequence[Value]) -> list[list[Array]]:
+        """Where each begins at some rows."""
+        return [
+            [Array(b, each[0], dtype).at(b.mul(row, each[1])) for row in rows]
+            for each, dtype in zip(self.params, self.dtypes, strict=True)
+        ]
+
+    def apart(self, numbers: Sequence[_T]) -> tuple[_T, _T | None, _T | None]:
+        """The scale, the zero point and the minimum."""
+        scale, *others = numbers
+        zero = others.pop(0) if self.quantized.zero is not None else None
+        return scale, zero, others[0] if others else None
 
 
 def oriented(problem: Problem) -> Problem:

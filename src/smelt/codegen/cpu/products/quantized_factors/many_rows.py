@@ -13,15 +13,13 @@ from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel
 from smelt.codegen.cpu.products.panel_copies import pack_matrix, transposed
 from smelt.codegen.cpu.products.problem import Problem
-from smelt.codegen.cpu.products.quantized_factors.layout import Layout
+from smelt.codegen.cpu.products.quantized_factors.layout import Beside, Layout
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.cpu.products.tile_shape import MOST, TileShape, divided, rounded
 from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
-from smelt.ir.kernel import Quantized
 from smelt.ir.loops import Function, Value
-from smelt.ir.tensorspec import short_name
 from smelt.symbolic.symsize import is_symsize
 
 RUN = 16  # bytes of a row of the right factor that are read together
@@ -96,16 +94,14 @@ def many_rows_of(problem: Problem, layout: Layout, target: Target) -> ManyRows |
 
 def multiply_many(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, layout: Layout, form: ManyRows) -> None:
     """All tiles of a block."""
-    problem, tile, quantized = blocks.problem, form.tile, blocks.problem.contract.right.quantized
-    assert quantized is not None
+    problem, tile = blocks.problem, form.tile
     depth, longest = int(problem.depth), form.together * form.steps
     apart, col = problem.m[0].left if problem.m else 0, problem.n[0]
     kernel = micro_kernel(tile, problem.dtype, b.target)
-    convert = Panel(b.target, form, layout, quantized, [each.dtype for each in block.elements]).write()
+    beside = Beside(problem, block)
+    convert = Panel(b.target, form, layout, beside).write()
     panel = block.packed.at(blocks.block_rows * depth)
-    elements = zip(block.elements, quantized.elements, layout.scales, strict=True)
-    across = [(array, each.index.stride(col.name), step) for array, each, step in elements]
-    args = [value for array, each, step in across for value in (array.pointer, each, step)]
+    args = beside.args(layout)
     with b.loop(0, depth, longest) as first:
         steps = b.smin(b.sub(depth, first), longest)
         left, pieces = block.packed.at(b.mul(first, blocks.block_rows)), b.udiv(steps, form.steps)
@@ -123,40 +119,31 @@ def multiply_many(b: Builder, blocks: StreamedBlocks, block: StreamedBlock, layo
 
 _TAKEN = params("ptr panel, ptr right, i64 apart, i64 column, i64 cols, i64 first, i64 pieces")
 _PANEL, _RIGHT, _APART, _COLUMN, _WIDTH, _FIRST, _PIECES = _TAKEN
-_ELEMENTS = [params(f"ptr element{n}, i64 across{n}, i64 along{n}") for n in range(3)]  # scale, zero, low
 
 
 class Panel:
     """The function that writes a panel: some pieces of the rows of the right factor from `column` on."""
 
-    def __init__(
-        self, target: Target, form: ManyRows, layout: Layout, quantized: Quantized, dtypes: list[torch.dtype]
-    ) -> None:
-        self.form, self.layout, self.quantized, self.dtypes = form, layout, quantized, dtypes
+    def __init__(self, target: Target, form: ManyRows, layout: Layout, beside: Beside) -> None:
+        self.form, self.layout, self.beside, self.quantized = form, layout, beside, beside.quantized
         self.b = Builder(target)
 
     @property
     def name(self) -> str:
         form, quantized = self.form, self.quantized
-        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
-        present = [name for name, each in elements if each is not None]
-        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
         shape = f"{form.tile.cols}.{form.pieces}x{form.units}.{form.unit}.{'_'.join(map(str, form.parts))}"
         kind = f"{quantized.kind}.less{quantized.offset}"
-        return f"smelt.quantized_panel.{kind}.{reads}.{shape}.{self.layout.group_right}"
+        return f"smelt.quantized_panel.{kind}.{self.beside.text}.{shape}.{self.layout.group_right}"
 
     def write(self) -> Function:
-        b, form, taken = self.b, self.form, _ELEMENTS[: len(self.dtypes)]
+        b, form, beside = self.b, self.form, self.beside
         panel, right = Array(b, _PANEL, torch.float32), Array(b, _RIGHT, torch.uint8)
         lanes = form.tile.lanes
         with b.loop(0, form.tile.cols, lanes) as across:
             first = b.add(_COLUMN, across)
             cols = [b.smin(b.add(first, lane), b.sub(_WIDTH, 1)) for lane in range(lanes)]
             lines = [right.at(b.mul(col, _APART)) for col in cols]
-            elements = [
-                [Array(b, each[0], dtype).at(b.mul(col, each[1])) for col in cols]
-                for each, dtype in zip(taken, self.dtypes, strict=True)
-            ]
+            elements = beside.arrays(b, cols)
             with b.loop(0, _PIECES) as number:
                 piece = b.add(_FIRST, number)
                 group = b.udiv(piece, form.pieces)
@@ -164,21 +151,19 @@ class Panel:
                 start = b.add(b.mul(group, self.layout.group_right), inside)
                 numbers = [
                     b.gathered([one.load_as(torch.float32, b.mul(group, each[2])) for one in some])
-                    for some, each in zip(elements, taken, strict=True)
+                    for some, each in zip(elements, beside.params, strict=True)
                 ]
                 to = panel.at(b.add(b.mul(number, form.steps * form.tile.cols), across))
                 with b.loop(0, form.units, RUN) as unit:
                     place = to.at(b.mul(unit, form.unit * form.tile.cols))
                     self._run([line.at(b.add(start, unit)) for line in lines], numbers, place)
-        return b.function(self.name, (*_TAKEN, *(each for some in taken for each in some)), "shared")
+        return b.function(self.name, (*_TAKEN, *beside.all_params), "shared")
 
     def _run(self, lines: list[Array], numbers: list[Value], to: Array) -> None:
         """Convert a run of each row."""
         b, form, quantized, lanes = self.b, self.form, self.quantized, self.form.tile.lanes
         bits, is_signed = (4 if quantized.is_packed else 8), quantized.kind.startswith("i")
-        scale, *others = numbers
-        move = others.pop(0) if quantized.zero is not None else None
-        low = others.pop(0) if quantized.low is not None else None
+        scale, move, low = self.beside.apart(numbers)
         if quantized.offset:
             move = b.fadd(move, float(quantized.offset)) if move else b.const("f32", float(quantized.offset), lanes)
         for word, column in enumerate(words_of(b, lines)):

@@ -31,6 +31,7 @@ from smelt.codegen.cpu.products.quantized_factors.fixed_point import (
     pack_fixed,
 )
 from smelt.codegen.cpu.products.quantized_factors.layout import (
+    Beside,
     Layout,
     first_half,
     is_scaled_bytes,
@@ -327,72 +328,55 @@ def _pack_floats(
 
 _TAKEN = params("ptr left, ptr right, i64 apart, ptr sums, i64 pitch, i64 rows, i64 cols, i64 groups")
 _LEFT, _RIGHT, _APART, _SUMS, _PITCH, _ROW_COUNT, _WIDTH, _GROUPS = _TAKEN
-_ELEMENTS = [
-    params(f"ptr element{number}, i64 across{number}, i64 along{number}") for number in range(3)
-]  # scale, zero, low: from one column to the next, and from one group to the next
 
 
 def _call_dots(
     b: Builder, blocks: StreamedBlocks, layout: Layout, tile: _Tile | FixedPoint, block: StreamedBlock
 ) -> None:
     problem = blocks.problem
-    apart, quantized = problem.n[0].right, problem.contract.right.quantized
-    assert quantized is not None
-    args: list[Value | Size] = [block.packed.pointer, block.right.pointer, apart, block.sums.pointer, blocks.pitch]
-    args += [block.rows, block.cols]
-    elements = zip(block.elements, quantized.elements, layout.scales, strict=True)
-    across = [(array, each.index.stride(problem.n[0].name), along) for array, each, along in elements]
+    args: list[Value | Size] = [block.packed.pointer, block.right.pointer, problem.n[0].right]
+    args += [block.sums.pointer, blocks.pitch, block.rows, block.cols]
     if isinstance(tile, FixedPoint):
-        args += [value for array, step, _ in across for value in (array.pointer, step)]
-        dtypes = [array.dtype for array in block.elements]
-        b.call_helper(FixedPointDots(b.target, tile, layout, quantized, dtypes).write(), *args)
-        return
-    args += [layout.groups]
-    args += [value for array, step, along in across for value in (array.pointer, step, along)]
-    b.call_helper(_Dots(b.target, problem, layout, tile).write(), *args)
+        beside = Beside(problem, block, along=False)
+        dots = FixedPointDots(b.target, tile, layout, beside).write()
+    else:
+        beside = Beside(problem, block)
+        dots, args = _Dots(b.target, tile, layout, beside).write(), [*args, layout.groups]
+    b.call_helper(dots, *args, *beside.args(layout))
 
 
 class _Dots:
     """The function that computes a block: rows of a packed left factor by rows of bytes, `apart` from each other."""
 
-    def __init__(self, target: Target, problem: Problem, layout: Layout, tile: _Tile) -> None:
-        quantized = problem.contract.right.quantized
-        assert quantized is not None
-        self.problem, self.layout, self.tile, self.quantized = problem, layout, tile, quantized
+    def __init__(self, target: Target, tile: _Tile, layout: Layout, beside: Beside) -> None:
+        quantized = beside.quantized
+        self.layout, self.tile, self.beside, self.quantized = layout, tile, beside, quantized
         self.b = Builder(target)
-        self.dtypes = [problem.kernel.buffer(each.buffer).dtype for each in quantized.elements]
         self.count = len(layout.parts)
         self.looks_up = quantized.is_packed and target.has_lane_lookup and tile.lanes == _TABLE_LANES
         # Signed halves of bytes are read as unsigned ones that are 8 too many. A table has the offset in its values.
         self.offset = 0 if self.looks_up else quantized.offset + (8 if quantized.kind == "i4" else 0)
         self.is_moved = bool(self.offset) or quantized.zero is not None
         # A zero point times a scale is rounded if one of them has 24 bits. Otherwise a weight of zero stays zero.
-        self.subtracts = tile.exact or (quantized.zero is not None and torch.float32 in self.dtypes[:2])
+        self.subtracts = tile.exact or (quantized.zero is not None and torch.float32 in beside.dtypes[:2])
 
     @property
     def name(self) -> str:
         quantized, tile, layout = self.quantized, self.tile, self.layout
-        elements = [("scale", quantized.scale), ("zero", quantized.zero), ("low", quantized.low)]
-        present = [name for name, each in elements if each is not None]
-        reads = ".".join(f"{name}_{short_name(dtype)}" for name, dtype in zip(present, self.dtypes, strict=True))
         order = ".late" if tile.late else ".exact" if tile.exact else ""
         shape = f"{tile.rows}x{tile.cols}x{tile.lanes}.{tile.unroll}.units{layout.units}{order}"
         kind = f"{quantized.kind}.less{quantized.offset}{'.table' if self.looks_up else ''}"
-        return f"smelt.quantized_dot.{kind}.{reads}.{shape}.{layout.group_right}"
+        return f"smelt.quantized_dot.{kind}.{self.beside.text}.{shape}.{layout.group_right}"
 
     def write(self) -> Function:
         b, tile = self.b, self.tile
         left, sums = (Array(b, each, torch.float32) for each in (_LEFT, _SUMS))
         right = Array(b, _RIGHT, torch.uint8)
-        taken = [Array(b, each[0], dtype) for each, dtype in zip(_ELEMENTS, self.dtypes, strict=False)]
         steep = _steep(self.layout, tile) // self.layout.groups
         with b.loop(0, _WIDTH, tile.cols) as column:
             cols = [b.smin(b.add(column, number), b.sub(_WIDTH, 1)) for number in range(tile.cols)]
             lines = [right.at(b.mul(col, _APART)) for col in cols]
-            elements = [
-                [array.at(b.mul(col, across)) for col in cols]
-                for array, (_, across, _) in zip(taken, _ELEMENTS, strict=False)
-            ]
+            elements = self.beside.arrays(b, cols)
             with b.loop(0, _ROW_COUNT, tile.rows) as row:
                 panel = left.at(b.mul(b.mul(b.udiv(row, tile.rows), steep), _GROUPS))
                 totals = self._along(lines, elements, panel)
@@ -400,7 +384,7 @@ class _Dots:
                 for number in range(tile.rows):
                     of_row = totals[number * tile.cols : (number + 1) * tile.cols]
                     store_totals(of_row, corner.at(b.mul(_PITCH, number)))
-        return b.function(self.name, (*_TAKEN, *(each for some in _ELEMENTS[: len(taken)] for each in some)), "shared")
+        return b.function(self.name, (*_TAKEN, *self.beside.all_params), "shared")
 
     def _along(self, lines: list[Array], elements: list[list[Array]], panel: Array) -> list[Value]:
         """The loop over the groups of a tile."""
@@ -411,11 +395,9 @@ class _Dots:
         integers = [line.at(b.mul(loop.index, layout.group_right)) for line in lines]
         numbers = [
             [b.splat(each.load_as(torch.float32, b.mul(loop.index, along)), tile.lanes) for each in some]
-            for some, (_, _, along) in zip(elements, _ELEMENTS, strict=False)
+            for some, (_, _, along) in zip(elements, self.beside.params, strict=True)
         ]
-        scales, *others = numbers
-        zeros = others.pop(0) if self.quantized.zero is not None else None
-        lows = others.pop(0) if self.quantized.low is not None else None
+        scales, zeros, lows = self.beside.apart(numbers)
         moves = self._moves(zeros)
         if tile.late:
             sums = self._scaled_late(list(loop.values), integers, here, scales, moves, lows)
