@@ -59,10 +59,20 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
 
     whole = b.and_(_STEPS, -lanes)
     loop = b.begin(0, whole, lanes, [panel.zero(lanes)] * (tile.rows * tile.vectors), guard=True)
-    row_vectors = [line.load(loop.index, lanes) for line in lines]
     sums = list(loop.values)
+    if target.fma_by_lane:
+        row_vectors = [line.load(loop.index, lanes) for line in lines]
+    else:  # the rows of the next tile, which are too far from these for the processor to expect them
+        apart = b.mul(b.sub(table.load(1), table.load(0)), tile.rows)
+        for line in lines:
+            b.prefetch(line.at(b.add(loop.index, apart)).pointer)
     for lane in range(lanes):
-        sums = multiplied(sums, b.add(loop.index, lane), [_spread_lane(b, vector, lane) for vector in row_vectors])
+        step = b.add(loop.index, lane)
+        if target.fma_by_lane:
+            down = [_spread_lane(b, vector, lane) for vector in row_vectors]
+        else:
+            down = [b.splat(line.load(step), lanes) for line in lines]
+        sums = multiplied(sums, step, down)
     rest = b.begin(whole, _STEPS, 1, loop.end(*sums), guard=True)
     single = [b.splat(line.load(rest.index), lanes) for line in lines]
     sums = list(rest.end(*multiplied(list(rest.values), rest.index, single)))
