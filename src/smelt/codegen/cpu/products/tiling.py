@@ -52,7 +52,11 @@ def left_stays(problem: Problem, target: Target) -> bool:
     left, whole = problem.contract.left, count(problem.k)
     if not (target.fma_by_lane or target.vector_registers >= 32) or left.bounds or _varies(problem):
         return False
-    return problem.left_dtype is problem.dtype and problem.cols <= min(_FEW_COLS, problem.rows) and run(left, problem.k) == whole
+    return (
+        problem.left_dtype is problem.dtype
+        and problem.cols <= min(_FEW_COLS, problem.rows)
+        and run(left, problem.k) == whole
+    )
 
 
 def right_stays(problem: Problem, target: Target) -> bool:

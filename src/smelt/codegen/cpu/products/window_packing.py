@@ -96,8 +96,8 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Function:
         mask = masks.load(b.mul(number, width), width)
         packer.at(step.index).store(packer.masked(cast(b, raw, form.source, form.dtype), mask))
 
-    # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an unsigned number,
-    # above every size.
+    # A vector may reach past what is zero anyway, but not out of the buffer. An address below the buffer is, as an
+    # unsigned number, above every size.
     within = b.icmp("ule", b.add(first, further), b.sub(size, width))
 
     def masked() -> None:
