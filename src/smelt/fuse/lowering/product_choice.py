@@ -79,9 +79,10 @@ def _why_by_kernel(node: fx.Node) -> str | None:
         return "convolves channels one by one"
     if not transposed and slow_windows(filters.shape, groups, image.dtype):
         return "convolves without a copy of the windows"
-    if not transposed and _feeds_pointwise(node):
-        if slow_followed_windows(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
-            return "convolves, and computes what follows while sums are in the cache"
+    if transposed or not _feeds_pointwise(node):
+        return None
+    if slow_followed_windows(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
+        return "convolves, and computes what follows while sums are in the cache"
     return None
 
 
