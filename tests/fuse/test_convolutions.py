@@ -376,6 +376,59 @@ def test_channels_last_are_convolved_one_by_one_as_contiguous_images() -> None:
     assert chosen(lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=6), x, weight, _x(6)) == (1, 0)
 
 
+@pytest.fixture
+def packing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors where the library copies filters at every call."""
+    monkeypatch.setattr(host_library, "packs_filters", lambda: True)
+    for module in (host_library, decomposed_convolutions):
+        monkeypatch.setattr(module, "slow_convolutions", lambda: False)
+
+
+def _normalized(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A convolution and the batch norm of inference."""
+    sums = functional.conv2d(x, weight, **options)
+    channels = [torch.linspace(low, 2.0, len(weight)) for low in (-1.0, 0.5, 0.25, -0.5)]
+    return functional.batch_norm(sums, *channels)
+
+
+FOLLOWED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "3x3": ((64, 64, 3, 3), {"padding": 1}),
+    "3x3 by two, dilated": ((80, 64, 3, 3), {"padding": 2, "stride": 2, "dilation": 2}),
+    "1x1 of many filters": ((256, 64, 1, 1), {}),
+    "1x1 by two": ((32, 5, 1, 1), {"stride": 2}),
+    "patches": ((16, 3, 4, 4), {"stride": 4}),
+}
+
+
+@pytest.mark.usefixtures("packing_library")
+@pytest.mark.parametrize("form", FOLLOWED)
+def test_kernels_convolve_and_compute_what_follows(form: str) -> None:
+    shape, options = FOLLOWED[form]
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.relu(_normalized(x, weight, **options))
+
+    assert chosen(fn, _x(2, shape[1], 9, 8), _x(*shape)) == (1, 0)
+
+
+@pytest.mark.usefixtures("packing_library")
+@pytest.mark.parametrize("case", ["nothing follows", "two readers", "groups", "1x1", "few channels", "channels last"])
+def test_the_library_computes_other_convolutions(case: str) -> None:
+    groups = 2 if case == "groups" else 1
+    channels, size = 16 if case == "few channels" else 64, 1 if case == "1x1" else 3
+    x, weight = _x(2, channels, 9, 8), _x(64, channels // groups, size, size)
+    if case == "channels last":
+        x = x.to(memory_format=torch.channels_last)
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        sums = functional.conv2d(x, weight, groups=groups)
+        if case == "nothing follows":
+            return sums
+        return (torch.relu(sums), sums.sum()) if case == "two readers" else torch.relu(sums)
+
+    assert chosen(fn, x, weight) == (0, 1)
+
+
 def test_windows_of_a_padded_image_read_it_from_memory() -> None:
     """The image that each element of a kernel meets, beside what computes the gradient: padded anew for each of them,
     it is code of its own twenty-five times."""

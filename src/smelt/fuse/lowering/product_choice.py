@@ -17,7 +17,13 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
+from smelt.device.host_library import (
+    may_round_products,
+    on_host,
+    slow_by_channel,
+    slow_followed_windows,
+    slow_windows,
+)
 from smelt.device.product_costs import (
     FAST_ATTENTION_WIDTH,
     MANY_QUERIES,
@@ -37,7 +43,7 @@ from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Element, Factor, Index, Kernel, Quantized, Role, Stage, Store
 from smelt.ir.products.library_product import library_product
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
-from smelt.ops.record import View
+from smelt.ops.record import Pointwise, View
 from smelt.ops.registry import record_of
 from smelt.symbolic.shapes import Shape, Size, contiguous_stride, span
 from smelt.symbolic.symsize import hint
@@ -73,7 +79,19 @@ def _why_by_kernel(node: fx.Node) -> str | None:
         return "convolves channels one by one"
     if not transposed and slow_windows(filters.shape, groups, image.dtype):
         return "convolves without a copy of the windows"
+    if transposed or not _feeds_pointwise(node):
+        return None
+    if slow_followed_windows(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
+        return "convolves, and computes what follows while sums are in the cache"
     return None
+
+
+def _feeds_pointwise(node: fx.Node) -> bool:
+    """Whether a pointwise operation reads a result, and nothing else does."""
+    users = [user.target for user in node.users]
+    if len(users) != 1 or not isinstance(users[0], torch._ops.OpOverload):
+        return False
+    return isinstance(record_of(users[0]).lowering, Pointwise)
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:

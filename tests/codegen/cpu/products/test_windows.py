@@ -163,15 +163,16 @@ def test_large_images_are_not() -> None:
     assert not found.beside and [axis.size for axis in found.outer] == [2]
 
 
+@pytest.mark.parametrize("by_lane", [True, False])
 @pytest.mark.parametrize(("out", "channels", "most"), [(21, 19, 100), (17, 2, 7), (40, 5, 512), (64, 1, 3)])
 def test_filters_for_few_pixels_are_read_where_they_are(
-    out: int, channels: int, most: int, monkeypatch: pytest.MonkeyPatch
+    out: int, channels: int, most: int, by_lane: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that no tile has all of, and blocks of the sum that are no whole vectors."""
     monkeypatch.setattr(tile_shape, "_BLOCK_DEPTH", most)
     monkeypatch.setattr(tile_shape, "_UNIT_WORTH", 1)
     torch.manual_seed(0)
-    target = replace(find("cpu"), fma_by_lane=True)
+    target = replace(find("cpu"), fma_by_lane=by_lane, vector_registers=32)
     for images, side in ((1, 3), (1, 4), (3, 2)):
         x, weight = torch.randn(images, channels, side, side), torch.randn(out, channels, 3, 3)
         exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)

@@ -17,7 +17,7 @@ from smelt.codegen.cpu.entry_points import params
 from smelt.codegen.cpu.products.panel_copies import transposed
 from smelt.codegen.cpu.products.tile_shape import TileShape, vector_lanes
 from smelt.codegen.loops.arrays import Array
-from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.builder import Builder, Term
 from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
@@ -57,15 +57,25 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
     def multiplied(sums: list[Value], step: Value, down: list[Value]) -> list[Value]:
         return products_added(b, down, vectors_of(panel.at(b.mul(step, tile.cols)), tile.vectors, lanes), sums)
 
+    def step_by_step(first: Term, last: Term, sums: Sequence[Value]) -> list[Value]:
+        loop = b.begin(first, last, 1, sums, guard=True)
+        single = [b.splat(line.load(loop.index), lanes) for line in lines]
+        return list(loop.end(*multiplied(list(loop.values), loop.index, single)))
+
     whole = b.and_(_STEPS, -lanes)
     loop = b.begin(0, whole, lanes, [panel.zero(lanes)] * (tile.rows * tile.vectors), guard=True)
-    row_vectors = [line.load(loop.index, lanes) for line in lines]
     sums = list(loop.values)
-    for lane in range(lanes):
-        sums = multiplied(sums, b.add(loop.index, lane), [_spread_lane(b, vector, lane) for vector in row_vectors])
-    rest = b.begin(whole, _STEPS, 1, loop.end(*sums), guard=True)
-    single = [b.splat(line.load(rest.index), lanes) for line in lines]
-    sums = list(rest.end(*multiplied(list(rest.values), rest.index, single)))
+    if target.fma_by_lane:
+        row_vectors = [line.load(loop.index, lanes) for line in lines]
+        for lane in range(lanes):
+            sums = multiplied(sums, b.add(loop.index, lane), [_spread_lane(b, vector, lane) for vector in row_vectors])
+    else:
+        # The rows of the next tile are too far away for the processor to expect them.
+        apart = b.mul(b.sub(table.load(1), table.load(0)), tile.rows)
+        for line in lines:
+            b.prefetch(line.at(b.add(loop.index, apart)).pointer)
+        sums = step_by_step(loop.index, b.add(loop.index, lanes), sums)
+    sums = step_by_step(whole, _STEPS, loop.end(*sums))
     if is_transposed:
         sums, tile = _transposed_sums(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
     finish_tile(Array(b, _OUT, dtype), sums, tile)

@@ -44,18 +44,25 @@ class TileShape:
         return self.cols // self.lanes
 
     @classmethod
-    def of(cls, dtype: torch.dtype, target: Target) -> "TileShape":
+    def of(cls, dtype: torch.dtype, target: Target, rows: Size = 0) -> "TileShape":
+        """Of a product of so many rows: 13 rows of a tile are better than 14 where fewer of the last tile are empty."""
         lanes = vector_lanes(dtype, target)
         if target.vector_registers < 32:
             return cls(6, 2 * lanes, lanes)
-        return cls(8, 3 * lanes, lanes) if target.fma_by_lane else cls(14, 2 * lanes, lanes)
+        if target.fma_by_lane:
+            return cls(8, 3 * lanes, lanes)
+        heights = (14,) if is_symsize(rows) else (14, 13)
+        return cls(min(heights, key=lambda height: -(-rows // height) * (height + 1)), 2 * lanes, lanes)
 
     @classmethod
-    def along(cls, dtype: torch.dtype, target: Target) -> "TileShape":
-        """Of a left factor that is not packed: as few rows as keep the processor busy, for registers hold several steps
-        of each."""
+    def along(cls, dtype: torch.dtype, target: Target, cols: int) -> "TileShape":
+        """Of a left factor that is not packed, and so many cols: as few rows as keep the processor busy, for registers
+        hold several steps of each, or their addresses."""
         lanes = vector_lanes(dtype, target)
-        return cls(4, 3 * lanes, lanes)
+        if target.fma_by_lane:
+            return cls(4, 3 * lanes, lanes)
+        vectors = min((3, 4, 2, 1), key=lambda vectors: rounded(cols, vectors * lanes))
+        return cls(6 if vectors == 4 else 8, vectors * lanes, lanes)
 
     @classmethod
     def transposed(cls, dtype: torch.dtype, target: Target) -> "TileShape":

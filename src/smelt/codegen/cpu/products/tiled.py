@@ -20,7 +20,7 @@ from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along
 from smelt.codegen.cpu.products.problem import QUANTIZED, Problem, at_example, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import TileShape, rounded
-from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays
+from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays, tile_shape
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.loops.arrays import Array, positions
@@ -46,8 +46,8 @@ def cycles(problem: Problem, target: Target) -> float:
     stays, transposed = left_stays(problem, target), right_stays(problem, target)
     if transposed:
         problem = problem.transposed()
-    shape = TileShape.transposed if transposed else TileShape.along if stays else TileShape.of
-    problem, tile = at_example(problem), shape(problem.dtype, target)
+    problem = at_example(problem)
+    tile = TileShape.transposed(problem.dtype, target) if transposed else tile_shape(problem, target)
     rows, cols = (rounded(size, step) for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
     work = rows * cols * problem.depth / (2 * tile.lanes)
     packed = problem.depth * (cols if stays or transposed else rows + cols)

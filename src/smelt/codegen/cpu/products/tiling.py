@@ -50,9 +50,13 @@ def left_stays(problem: Problem, target: Target) -> bool:
     """Whether the left factor is read where it is, as filters for few pixels are: it is contiguous along the sum, and
     packing it takes longer than the multiplications save. Not where that depends on sizes of a launch."""
     left, whole = problem.contract.left, count(problem.k)
-    if not target.fma_by_lane or left.bounds or problem.left_dtype is not problem.dtype or _varies(problem):
+    if not (target.fma_by_lane or target.vector_registers >= 32) or left.bounds or _varies(problem):
         return False
-    return problem.cols <= min(_FEW_COLS, problem.rows) and run(left, problem.k) == whole
+    return (
+        problem.left_dtype is problem.dtype
+        and problem.cols <= min(_FEW_COLS, problem.rows)
+        and run(left, problem.k) == whole
+    )
 
 
 def right_stays(problem: Problem, target: Target) -> bool:
@@ -66,6 +70,13 @@ def right_stays(problem: Problem, target: Target) -> bool:
     if not 2 * problem.rows <= problem.depth or problem.rows > _FEW_ROWS:  # turning sums takes longer
         return False
     return run(right, problem.k) == count(problem.k)
+
+
+def tile_shape(problem: Problem, target: Target) -> TileShape:
+    """The tile of a product whose right factor is packed."""
+    if left_stays(problem, target):
+        return TileShape.along(problem.dtype, target, int(problem.cols))
+    return TileShape.of(problem.dtype, target, problem.rows)
 
 
 def _varies(problem: Problem) -> bool:
@@ -114,8 +125,7 @@ class Tiling:
         if n and n == problem.n and right_stays(problem, target):
             tile = TileShape.transposed(problem.dtype, target)
             return cls(problem.transposed(), tile, outer, n, problem.m, epilogue, stays=True, is_transposed=True)
-        tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
-        return cls(problem, tile, outer, problem.m, (*beside, *n), epilogue, beside, stays)
+        return cls(problem, tile_shape(problem, target), outer, problem.m, (*beside, *n), epilogue, beside, stays)
 
     @property
     def row_points(self) -> Size:

@@ -18,7 +18,9 @@ from smelt.codegen.loops.scalars import cast
 from smelt.device import Target
 from smelt.ir.loops import BITS, Function, Value
 
-_ALL, _NONE = 1, 2  # of a panel's points are in bounds, the former side by side
+# What a window position of a panel is: all points in bounds and side by side, none in bounds, or side by side without
+# all of them in bounds. Other positions are read point by point.
+_ALL, _NONE, _SOME = 1, 2, 3
 
 
 class _WindowPacker(PackerFrame):
@@ -55,9 +57,13 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Function:
     period to the next. For the table see `step_runs.table_bytes`."""
     packer = _WindowPacker("pack_windows", form, bounds, target)
     b, width, period, table = packer.b, form.width, packer.number("period"), packer.array("table", torch.int64)
-    first = b.extract(packer.places, 0)
+    first, size = b.extract(packer.places, 0), packer.number("size")
     row = b.add(b.splat(first, width), b.iota("i64", range(width)))
     together = b.reduce_lanes("and", b.icmp("eq", packer.places, row))
+    # A partial panel ends with its last point several times, where any element may be: their results are ignored.
+    partial_row = b.binary("smin", row, b.splat(b.extract(packer.places, width - 1), width))
+    ascending = b.and_(b.icmp("ne", packer.number("ascending"), 0), b.icmp("sge", size, width))
+    adjacent = b.and_(ascending, b.reduce_lanes("and", b.icmp("eq", packer.places, partial_row)))
     after = table.at(b.mul(period, width))
     masks = Array(b, after.pointer, torch.int64 if BITS[packer.to.kind] == 64 else torch.int32)
     flags = after.at(b.mul(period, width))
@@ -66,7 +72,8 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Function:
         inside = packer.inside(packer.positions, place)
         table.store(packer.offsets(place, inside), b.mul(place, width))
         masks.store(packer.mask(inside), b.mul(place, width))
-        some = b.select(b.reduce_lanes("or", inside), b.const("i64", 0), _NONE)
+        some = b.select(adjacent, b.const("i64", _SOME), 0)
+        some = b.select(b.reduce_lanes("or", inside), some, _NONE)
         every = b.and_(b.reduce_lanes("and", inside), together)
         flags.store(b.select(every, b.const("i64", _ALL), some), place)
 
@@ -89,8 +96,19 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Function:
         mask = masks.load(b.mul(number, width), width)
         packer.at(step.index).store(packer.masked(cast(b, raw, form.source, form.dtype), mask))
 
+    # A vector may reach past what is zero anyway, but not out of the buffer. An address below the buffer is, as an
+    # unsigned number, above every size.
+    within = b.icmp("ule", b.add(first, further), b.sub(size, width))
+
+    def masked() -> None:
+        elements = packer.factor.load_as(form.dtype, b.add(first, further), width)
+        packer.at(step.index).store(packer.masked(elements, masks.load(b.mul(number, width), width)))
+
+    def partial() -> None:
+        b.choice(b.and_(within, b.icmp("eq", flag, _SOME)), masked, scattered)
+
     def other() -> None:
-        b.choice(b.icmp("eq", flag, _NONE), none, scattered)
+        b.choice(b.icmp("eq", flag, _NONE), none, partial)
 
     b.choice(b.icmp("eq", flag, _ALL), whole, other)
     following = b.add(number, 1)
