@@ -1,7 +1,7 @@
 """The host CPU's code generator: implements `codegen.generator.Generator`.
 
-A kernel with attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by loops,
-which the rows of `schedule_passes` decide.
+A kernel with steps, attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by
+loops, which the rows of `schedule_passes` decide.
 """
 
 import math
@@ -13,6 +13,7 @@ from smelt.codegen.cpu.attention.plan import ATTENTION
 from smelt.codegen.cpu.kernel_schedules import Schedule, Scheduled
 from smelt.codegen.cpu.online_loops import write
 from smelt.codegen.cpu.products.plan import PRODUCTS
+from smelt.codegen.cpu.recurrence.schedule import RECURRENCE
 from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
 from smelt.codegen.cpu.shared_bodies import MODULE, member
 from smelt.codegen.cpu.shared_bodies import shared as share
@@ -24,7 +25,7 @@ from smelt.codegen.shared_functions import shared_functions as share_functions
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 
-KINDS = (ATTENTION, PRODUCTS)  # attention first: its kernels have contractions too
+KINDS = (RECURRENCE, ATTENTION, PRODUCTS)  # products last: kernels of the others have contractions too
 LOOPS = Schedule(
     "loops", "every kernel without a contraction: rows in threads, cols in vectors",
     lambda loops, target: None, lambda loops, target: math.inf, write,
@@ -32,16 +33,16 @@ LOOPS = Schedule(
 
 TABLES: Mapping[str, Sequence[Row]] = {
     "the kernels of a program": MODULE,
-    "a kernel, the cheapest that takes it": [each.row for each in (*ATTENTION.schedules, *PRODUCTS.schedules, LOOPS)],
+    "a kernel, the cheapest that takes it": [
+        each.row for each in (*RECURRENCE.schedules, *ATTENTION.schedules, *PRODUCTS.schedules, LOOPS)
+    ],
     "a kernel's loops": SCHEDULE,
 }
 
 __all__ = ["KINDS", "TABLES", "assemble", "emit", "load", "member", "schedule", "share", "share_functions", "symbols"]
 
 
-def schedule(
-    kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool = False, of: str = ""
-) -> Scheduled:
+def schedule(kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool = False, of: str = "") -> Scheduled:
     for kind in KINDS:
         if kind.takes(kernel):
             return kind.plan(kernel, target)
