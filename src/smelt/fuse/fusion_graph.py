@@ -493,12 +493,12 @@ class _Lowerer:
         """Lower an attention or a recurrent layer to a kernel, or return the reason why it is a library call."""
         read = {user.args[1] for user in node.users if user in self.live}
         used = [each for each in _results(node) if each[0] in read]
-        results = [(number, spec) for number, _, spec in used]
+        asked = [(number, spec) for number, _, spec in used]
         choice: tuple[AttentionCall | RecurrenceCall, str] | str
         if is_recurrence_call(node):
-            choice = self.products.recur(node, self._layout_and_value, results)
+            choice = self.products.recur(node, self._layout_and_value, asked)
         else:
-            choice = self.products.attend(node, self._layout_and_value, results)
+            choice = self.products.attend(node, self._layout_and_value, asked)
         if isinstance(choice, str):
             return choice
         call, why = choice
