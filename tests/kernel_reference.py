@@ -10,11 +10,13 @@ memory-hungry on purpose: each target is held against it.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from smelt.codegen.axes import reindexed
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
@@ -38,6 +40,7 @@ from smelt.ir.kernel import (
     Scan,
     Scatter,
     Softmax,
+    Stage,
     Store,
     WeightedSum,
     neutral,
@@ -58,8 +61,7 @@ def run_kernel(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
                 raise ValueError(f"kernel {kernel.name}: buffer {buffer.name} is {buffer.dtype}, not {tensor.dtype}")
             run.memory[buffer.name] = tensor.detach().as_strided((buffer.size,), (1,))
         for stage in kernel.stages:
-            for instruction in stage.body:
-                run.step(instruction, stage.loop)
+            run.stage(stage)
 
 
 class Run:
@@ -70,9 +72,24 @@ class Run:
         self.axes = kernel.rows + kernel.cols
         self.values: dict[str, Tensor] = {}
         self.memory: dict[str, Tensor] = {}
+        self.seen = self.memory  # as instructions read it
+        self.scratch = [buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH]
         for buffer in kernel.buffers:
             if buffer.role is Role.SCRATCH:
                 self.memory[buffer.name] = torch.zeros(kernel.row_count * buffer.size, dtype=buffer.dtype)
+
+    def stage(self, stage: Stage) -> None:
+        """All its steps, if it has any; what one stores to scratch is seen by the next."""
+        steps = stage.steps
+        if steps is None:
+            for instruction in stage.body:
+                self.step(instruction, stage.loop)
+            return
+        for number in range(int(steps.size)):
+            self.seen = {**self.memory, **{name: self.memory[name].clone() for name in self.scratch}}
+            for instruction in stage.body:
+                self.step(reindexed(instruction, partial(_fixed, axis=steps.name, number=number)), stage.loop)
+        self.seen = self.memory
 
     def grid(self, loop: bool) -> tuple[Size, ...]:
         """The extents a stage runs over; cols count one in a row stage."""
@@ -93,17 +110,20 @@ class Run:
         buffer = self.kernel.buffer(name)
         if buffer.role is not Role.SCRATCH:
             return found
-        rows = torch.arange(self.kernel.row_count).reshape(
-            tuple(axis.size for axis in self.kernel.rows) + (1,) * len(self.kernel.cols)
-        )
-        return found + rows * buffer.size
+        return found + self.row_starts(name, len(self.axes))
+
+    def row_starts(self, scratch: str, rank: int) -> Tensor:
+        """Where the copy of each row begins."""
+        rows = tuple(axis.size for axis in self.kernel.rows)
+        starts = torch.arange(self.kernel.row_count) * self.kernel.buffer(scratch).size
+        return starts.reshape(rows + (1,) * (rank - len(rows)))
 
     def step(self, instruction: Instruction, loop: bool) -> None:
         match instruction:
             case Const(out, value, dtype):
                 self.values[out] = torch.tensor(value, dtype=dtype).expand((1,) * len(self.axes))
             case Load(out, name, index):
-                self.values[out] = self.memory[name][self.buffer_positions(name, index, loop)]
+                self.values[out] = self.seen[name][self.buffer_positions(name, index, loop)]
             case Gather(out, name, index, by):
                 where = self.buffer_positions(name, index, loop)
                 for source, stride, extent in by:
@@ -178,7 +198,9 @@ class Run:
     def factor(self, factor: Factor, axes: Sequence[Axis]) -> Tensor:
         if factor.quantized is not None:
             return self.dequantized(factor, factor.quantized, axes)
-        where, memory = _spread(factor.index, axes), self.memory[factor.buffer]
+        where, memory = _spread(factor.index, axes), self.seen[factor.buffer]
+        if factor.buffer in self.scratch:
+            where = where + self.row_starts(factor.buffer, len(axes))
         inside = torch.ones((), dtype=torch.bool)
         for position, extent in factor.bounds:
             at = _spread(position, axes)
@@ -215,6 +237,12 @@ def _spread(index: Index, axes: Sequence[Axis]) -> Tensor:
         if index.stride(axis.name):
             total = total + _ramp(axis, number, len(axes)) * index.stride(axis.name)
     return total
+
+
+def _fixed(index: Index, axis: str, number: int) -> Index:
+    """An index at one point of an axis."""
+    terms = tuple(term for term in index.terms if term[0] != axis)
+    return Index(terms, index.offset + index.stride(axis) * number)
 
 
 def _ramp(axis: Axis, number: int, rank: int) -> Tensor:

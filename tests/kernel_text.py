@@ -49,6 +49,7 @@ _NAME = r"[A-Za-z_][\w.]*"
 _HEADER = rf"kernel ({_NAME}) rows\((.*?)\) cols\((.*?)\)(?: early\((.*)\))?"
 _AXIS = rf"({_NAME}):(.+)"
 _BUFFER = rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(.+)\]"
+_STEPS = r"steps\((.+)\):"
 _TERM = rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)"
 _STORE = rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})"
 _ACCUMULATE = rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})"
@@ -104,10 +105,11 @@ class _Parser:
         if header is None:
             raise SpecError("SM022", f"not a kernel: {lines[0] if lines else 'empty text'!r}")
         buffers: list[Buffer] = []
-        stages: list[tuple[bool, list[Instruction]]] = []
+        stages: list[tuple[bool, list[Instruction], Axis | None]] = []
         for line in lines[1:]:
-            if line in ("loop:", "row:"):
-                stages.append((line == "loop:", []))
+            steps = re.fullmatch(_STEPS, line)
+            if line in ("loop:", "row:") or steps:
+                stages.append((line != "row:", [], self._axes(steps[1])[0] if steps else None))
             elif not stages:
                 buffers.append(self._buffer(line))
             else:
@@ -117,7 +119,7 @@ class _Parser:
             rows=self._axes(header[2]),
             cols=self._axes(header[3]),
             buffers=tuple(buffers),
-            stages=tuple(Stage(loop, tuple(body)) for loop, body in stages),
+            stages=tuple(Stage(loop, tuple(body), steps) for loop, body, steps in stages),
             early=None if header[4] is None else tuple(filter(None, header[4].split(", "))),
         )
 

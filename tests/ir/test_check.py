@@ -65,7 +65,24 @@ kernel attention rows(h:2, i:4) cols(j:8)
     store l[4*h + i] = m
 """
 
-# rule → (line of GOOD, or of ATTENTION, what it becomes)
+RECURRENT = """
+kernel recurrent rows(i:4) cols(j:8)
+  in x: f32[96]
+  in w: f32[64]
+  out y: f32[96]
+  scratch h: f32[8]
+  loop:
+    c = const 0.0 : f32
+    store h[j] = c
+  steps(t:3):
+    p = contract (k:8) h[k], w[8*j + k] : f32
+    v = load x[8*i + 32*t + j]
+    u = add v, p : f32
+    store y[8*i + 32*t + j] = u
+    store h[j] = u
+"""
+
+# rule → (line of GOOD, ATTENTION or RECURRENT, what it becomes)
 BROKEN: dict[str, tuple[str, str]] = {
     "axes": ("rows(i:4) cols(j:8)", "rows(i:4, k:1, k:1) cols(j:8)"),
     "buffers": ("in h: bf16[8]", "in h: bf16[8]\n  in h: bf16[8]"),
@@ -91,6 +108,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "accumulate": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store total[0] = d"),
     "rows left out": ("store e[j] = b", "store e[j] = b\n    accumulate sum each[8*i + j] = b"),
     "contractions": ("c = load e[j]", "c = load e[j]\n    p = contract (k:8) x[8*i + k], x[j] : f32"),
+    "steps": ("    store h[j] = c\n", ""),
     "softmax": ("p, m = softmax s", "p, m = softmax s\n    pp = softmax s"),
     "weighted sums": ("y[20*h + 5*i + d] = p", "y[20*h + 4*i + d] = p"),
 }
@@ -98,7 +116,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 def broken(rule: str) -> Kernel:
     old, new = BROKEN[rule]
-    good = GOOD if old in GOOD else ATTENTION
+    good = next(text for text in (GOOD, ATTENTION, RECURRENT) if old in text)
     assert old in good
     text = good.replace(old, new)
     if rule == "rows left out":
@@ -111,6 +129,23 @@ def broken(rule: str) -> Kernel:
 def test_good_kernel_passes() -> None:
     check_kernel(parse_kernel(GOOD))
     check_kernel(parse_kernel(ATTENTION))
+    check_kernel(parse_kernel(RECURRENT))
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes", "fault"),
+    [
+        ("steps(t:3):\n", "steps(i:3):\n", "two axes are named i"),
+        ("load x[8*i + 32*t + j]", "load x[8*i + 48*t + j]", "positions 0 to 127 of a buffer of 96"),
+        ("store y[8*i + 32*t + j] = u", "store y[8*i + j] = u", "leaves out axis t"),
+        ("load x[8*i + 32*t + j]", "load y[8*i + 32*t + j]", "y is read before"),
+        ("store h[j] = c\n", "store h[j] = c\n    z = load x[8*i + 32*t + j]\n", "no axis t runs here"),
+    ],
+)
+def test_steps(line: str, becomes: str, fault: str) -> None:
+    assert line in RECURRENT
+    with pytest.raises(SpecError, match=re.escape(fault)):
+        check_kernel(parse_kernel(RECURRENT.replace(line, becomes)))
 
 
 @pytest.mark.parametrize(

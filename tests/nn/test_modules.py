@@ -171,7 +171,6 @@ CASES = [
 def test_as_eager(row: Example, training: bool, backend: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SmeltWarning)
-        warnings.filterwarnings("ignore", "SM020: a graph falls back to eager.*mkldnn_rnn_layer")  # of LSTMs, trained
         warnings.filterwarnings("ignore", "SM020: a graph falls back to eager.*a dimension of length 12")  # sparse bags
         check(row, training, backend)
 

@@ -87,6 +87,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fake_tensor",
         "data_sizes",
         "recurrent_layers",
+        "recurrent_on_host",
         "symbolic_decomps",
         "memory_peak",
     ),

@@ -100,6 +100,8 @@ def grid_contraction_cycles(kernel: Kernel, name: str) -> float | str:
     from smelt.codegen.gpu.products.product_tiles import why_no_tile
     from smelt.ir.check_kernel import is_attention
 
+    if kernel.stepped is not None:
+        return "rows of a grid do not run step by step"
     if not is_attention(kernel):
         return why_no_tile(kernel) or math.inf
     whole, target = without_unit_axes(kernel), find(name)
@@ -117,7 +119,8 @@ def cuda_contraction_cycles(kernel: Kernel, name: str) -> float | str:
 
     whole = without_unit_axes(kernel)
     contract = contraction_of(whole)
-    if contract is not None and contract.dtype.is_floating_point and not is_attention(kernel):
+    is_product = contract is not None and not is_attention(kernel) and kernel.stepped is None
+    if contract is not None and is_product and contract.dtype.is_floating_point:
         grid = few_rows(whole, contract, find(name))
         if not isinstance(grid, str):
             return grid.cycles

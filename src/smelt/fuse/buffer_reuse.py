@@ -237,6 +237,8 @@ def _as_long(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
 
 def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
     """Whether `target` may overwrite `source`."""
+    if kernel.stepped is not None:  # what a later step reads is in the same buffer
+        return False
     index: Index | None = None
     for instruction in kernel.instructions():
         if isinstance(instruction, Gather) and instruction.buffer == source.name:

@@ -18,11 +18,12 @@ from torch import fx
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.attention import is_attention_call
+from smelt.fuse.lowering.attention import AttentionCall, is_attention_call
 from smelt.fuse.lowering.dequantize import with_integers
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
+from smelt.fuse.lowering.recurrence import RecurrenceCall, is_recurrence_call
 from smelt.fuse.lowering.rules import PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
@@ -154,7 +155,7 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            against = self._attention(node) if is_attention_call(node) else self._products(node)
+            against = self._whole(node) if is_recurrence_call(node) or is_attention_call(node) else self._products(node)
             if against is not None:
                 self._library(node, record, against or why)
         elif isinstance(record.lowering, View):
@@ -480,15 +481,24 @@ class _Lowerer:
         self.names.add(wanted)
         return wanted
 
+    def _layout_and_value(self, node: fx.Node) -> Ref:
+        ref: Ref = self.refs[node]
+        return ref
+
     def _layout(self, node: fx.Node) -> OperandLayout:
         ref: Ref = self.refs[node]
         return ref.layout
 
-    def _attention(self, node: fx.Node) -> str | None:
-        """Lower an attention to a kernel, or return the reason why it is a library call."""
+    def _whole(self, node: fx.Node) -> str | None:
+        """Lower an attention or a recurrent layer to a kernel, or return the reason why it is a library call."""
         read = {user.args[1] for user in node.users if user in self.live}
         used = [each for each in _results(node) if each[0] in read]
-        choice = self.products.attend(node, lambda each: self.refs[each], [(number, spec) for number, _, spec in used])
+        asked = [(number, spec) for number, _, spec in used]
+        choice: tuple[AttentionCall | RecurrenceCall, str] | str
+        if is_recurrence_call(node):
+            choice = self.products.recur(node, self._layout_and_value, asked)
+        else:
+            choice = self.products.attend(node, self._layout_and_value, asked)
         if isinstance(choice, str):
             return choice
         call, why = choice

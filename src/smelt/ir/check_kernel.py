@@ -152,8 +152,11 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
 def _rule_axes(kernel: Kernel) -> Iterator[Fault]:
     axes = kernel.rows + kernel.cols
     yield from _axes_faults(kernel, axes)
-    for _, instruction in _of_kind(kernel, Contract, WeightedSum):
-        yield from _axes_faults(instruction, axes + instruction.axes)
+    for stage in kernel.stages:
+        if stage.steps is not None:
+            yield from _axes_faults(stage, (*axes, stage.steps))
+    for stage, instruction in _of_kind(kernel, Contract, WeightedSum):
+        yield from _axes_faults(instruction, axes + instruction.axes + ((stage.steps,) if stage.steps else ()))
 
 
 def _axes_faults(place: object, axes: tuple[Axis, ...]) -> Iterator[Fault]:
@@ -285,7 +288,7 @@ def _fits(value: float | bool, dtype: torch.dtype) -> bool:
 def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
     """Indices name axes that run where they stand, in axis order, with strides other than zero."""
     for stage, instruction in _staged(kernel):
-        axes = kernel.rows + kernel.cols if stage.loop else kernel.rows
+        axes = stage.axes(kernel)
         own = instruction.axes if isinstance(instruction, Contract | WeightedSum) else ()
         for index in indices_of(instruction):
             yield from _index_faults(instruction, index, axes + own)
@@ -350,9 +353,9 @@ def _width(index: Index, axes: Iterable[Axis]) -> Size:
 
 
 def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
-    axes = kernel.rows + kernel.cols
+    axes = (*kernel.rows, *kernel.cols, *(stage.steps for stage in kernel.stages if stage.steps))
     for stage, instruction in _indexed(kernel):
-        if any(axis.size == 0 for axis in (axes if stage.loop else kernel.rows)):
+        if any(axis.size == 0 for axis in stage.axes(kernel)):
             continue
         low, high = index_range(instruction.index, axes)
         for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
@@ -390,9 +393,9 @@ def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_scratch_columns(kernel: Kernel) -> Iterator[Fault]:
-    rows = {axis.name for axis in kernel.rows}
+    cols = {axis.name for axis in kernel.cols}
     for _, instruction in _indexed(kernel):
-        if kernel.buffer(instruction.buffer).role is Role.SCRATCH and instruction.index.axes & rows:
+        if kernel.buffer(instruction.buffer).role is Role.SCRATCH and not instruction.index.axes <= cols:
             yield instruction, f"scratch {instruction.buffer} is private to a row: index it by cols only"
 
 
@@ -463,7 +466,7 @@ def _rule_store_apart(kernel: Kernel) -> Iterator[Fault]:
     """No two points of the loop store to one position: rows run in any order."""
     for stage, instruction in _of_kind(kernel, Store):
         private = kernel.buffer(instruction.buffer).role is Role.SCRATCH
-        axes = (() if private else kernel.rows) + (kernel.cols if stage.loop else ())
+        axes = (kernel.cols if stage.loop else ()) if private else stage.axes(kernel)
         fault = _collides(instruction.index, axes)
         if fault:
             yield instruction, f"{fault}: stores collide"
@@ -543,10 +546,12 @@ def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
     if not contractions:
         return
     weighs = is_attention(kernel)
-    if len(contractions) > 1 and not weighs:
+    stepped = kernel.stepped
+    if len(contractions) > 1 and not weighs and stepped is None:
         yield contractions[1][1], "a kernel has one contraction at most"
     for stage, each in contractions:
-        if not stage.loop or stage is not kernel.stages[0] or len(kernel.stages) > (2 if weighs else 1):
+        alone = stage.loop and stage is kernel.stages[0] and len(kernel.stages) <= (2 if weighs else 1)
+        if not alone and stage is not stepped:
             yield each, "a contraction stands in a loop, the only one of its kernel"
         if each.dtype not in (torch.float32, torch.float64):
             yield each, f"products are summed in f32 or f64, not in {short_name(each.dtype)}"
@@ -557,7 +562,9 @@ def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
             yield instruction, "no other fold stands beside a contraction"
     buffers = {buffer.name: buffer for buffer in kernel.buffers}
     for each, factor in _factors(kernel):
-        fault = _factor_fault(buffers[factor.buffer], each.dtype) if factor.buffer in buffers else None
+        has_state = stepped is not None and factor.buffer in buffers and buffers[factor.buffer].role is Role.SCRATCH
+        known = factor.buffer in buffers and not has_state
+        fault = _factor_fault(buffers[factor.buffer], each.dtype) if known else None
         fault = fault or _quantized_fault(factor, buffers)
         if fault:
             yield each, fault
@@ -592,6 +599,23 @@ def _quantized_fault(factor: Factor, buffers: dict[str, Buffer]) -> str | None:
         if not buffer.dtype.is_floating_point and (each is not quantized.zero or buffer.dtype is torch.bool):
             return f"{buffer.name} is {short_name(buffer.dtype)}: numbers are scaled by floats"
     return None
+
+
+def _rule_steps(kernel: Kernel) -> Iterator[Fault]:
+    """One stage has steps at most, a loop; what it reads beside inputs was stored before."""
+    stored: set[str] = set()
+    for stage in kernel.stages:
+        if stage.steps is not None and (not stage.loop or stage is not kernel.stepped):
+            yield stage, "one stage at most has steps, a loop"
+        for instruction in stage.body:
+            if stage.steps is None:
+                stored |= {instruction.buffer} if isinstance(instruction, Store) else set()
+                continue
+            read = [each.buffer for each in instruction.factors] if isinstance(instruction, Contract) else []
+            read += [instruction.buffer] if isinstance(instruction, Load) else []
+            for name in read:
+                if kernel.buffer(name).role is not Role.INPUT and name not in stored:
+                    yield instruction, f"{name} is read before the steps stored to it"
 
 
 def _rule_softmax(kernel: Kernel) -> Iterator[Fault]:
@@ -658,6 +682,7 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "rows left out": _rule_rows_left_out,
     "scatters": _rule_scatters,
     "contractions": _rule_contractions,
+    "steps": _rule_steps,
     "softmax": _rule_softmax,
     "weighted sums": _rule_weighted_sums,
 }

@@ -63,6 +63,26 @@ weighted sums, with a `Softmax` among them, rows and cols are the scores of an a
         weighted sum (d:64) y[8192*h + 64*i + d] = p * v[8192*h + 64*j + d] : f32
       row:
         store l[128*h + i] = m
+
+A stage may run once for each step of an axis of its own, one step after the other. What it stores to scratch is seen
+from the next step on, and its contractions may read scratch: the state of a recurrent layer, all steps of which are one
+kernel.
+
+    kernel rnn rows(b:8) cols(j:64)
+      in x: f32[25600]
+      in w: f32[4096]
+      out y: f32[25600]
+      scratch h: f32[64]
+      loop:
+        c = const 0.0 : f32
+        store h[j] = c
+      steps(t:50):
+        p = contract (k:64) h[k], w[64*j + k] : f32
+        v0 = load x[64*b + 512*t + j]
+        v1 = add v0, p : f32
+        v2 = tanh v1 : f32
+        store y[64*b + 512*t + j] = v2
+        store h[j] = v2
 """
 
 from enum import Enum
@@ -320,7 +340,7 @@ class Contract:
     for f32 and narrower, f64 for f64. What a factor out of its bounds is multiplied with may be left unread, as eager's
     convolutions do or do not: whether 0 · inf is in the sum is not said. With no points to sum over it is zero.
     A kernel has one contraction at most, and then one stage, a loop, with no other folds in it; or several, if what
-    they give is weighed (see `WeightedSum`).
+    they give is weighed (see `WeightedSum`), or in a stage of several steps.
     """
 
     out: str
@@ -394,6 +414,11 @@ class Stage:
 
     loop: bool
     body: tuple[Instruction, ...]
+    steps: Axis | None = None  # of a loop that runs once for each, in order
+
+    def axes(self, kernel: "Kernel") -> tuple[Axis, ...]:
+        """Those that run in it: rows, then steps, then cols."""
+        return (*kernel.rows, *((self.steps,) if self.steps else ()), *(kernel.cols if self.loop else ()))
 
 
 def indices_of(instruction: Instruction) -> tuple[Index, ...]:
@@ -429,6 +454,11 @@ class Kernel:
     @property
     def col_count(self) -> Size:
         return product(axis.size for axis in self.cols)
+
+    @property
+    def stepped(self) -> Stage | None:
+        """The stage that runs several times for a row, if there is one."""
+        return next((stage for stage in self.stages if stage.steps is not None), None)
 
     def buffer(self, name: str) -> Buffer:
         for candidate in self.buffers:

@@ -87,6 +87,9 @@ def over_own_symbols(kernel: Kernel) -> tuple[Kernel, ShapeEnv]:
 def _sizes_in(kernel: Kernel) -> Iterator[Any]:
     for axis in kernel.rows + kernel.cols:
         yield axis.size
+    for stage in kernel.stages:
+        if stage.steps is not None:
+            yield stage.steps.size
     for buffer in kernel.buffers:
         yield buffer.size
     for instruction in kernel.instructions():

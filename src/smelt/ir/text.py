@@ -167,7 +167,8 @@ def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
         place = " of the host" if buffer.on_host else ""
         yield buffer, f"  {buffer.role.value} {buffer.name}: {short_name(buffer.dtype)}[{buffer.size}]{place}"
     for stage in kernel.stages:
-        yield stage, "  loop:" if stage.loop else "  row:"
+        steps = f"steps({_format_axes([stage.steps])}):" if stage.steps else ""
+        yield stage, f"  {steps or ('loop:' if stage.loop else 'row:')}"
         for instruction in stage.body:
             yield instruction, f"    {format_instruction(instruction)}"
 

@@ -3,7 +3,7 @@
     torch.linspace(0, 1, s0)   →   torch.where(i < s0 // 2, i * step, 1 - (s0 - 1 - i) * step), i = torch.arange(s0)
 
 For static shapes PyTorch's own decomposition is called, except for the few whose result layout differs for a subclass
-of tensors such as a fake tensor (`FOR_TENSORS`), and for recurrent layers by cuDNN. Graphs keep the function by name:
+of tensors such as a fake tensor (`FOR_TENSORS`), and for recurrent layers. Graphs keep the function by name:
 capture runs its decomposition on fake tensors, for symbolic shapes, and the tracer of the autograd stage records the
 operators. Rare cases return `NotImplemented`, and sizes are specialized.
 """
@@ -24,6 +24,7 @@ from smelt.device.host_library import HOST, on_host
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.fake_tensor import FakeTensor
 from smelt.meta.recurrent_layers import by_cudnn
+from smelt.meta.recurrent_on_host import ON_HOST
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number, is_symbolic, surely_equal
 
@@ -46,6 +47,9 @@ def spell_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     result = by_cudnn(function, args, kwargs)
     if result is not NotImplemented:
         return result
+    layers = ON_HOST.get(function)
+    if layers is not None:
+        return NotImplemented if torch._C._is_any_autocast_enabled() else layers(*args, **kwargs)
     spelled = SPELLED.get(function) or (IN_PLACE.get(function) if in_place else None)
     if spelled is None or torch._C._is_any_autocast_enabled() or not _vary((*args, *kwargs.values())):
         return NotImplemented
@@ -545,7 +549,7 @@ def _polar(abs: Any, angle: Any) -> Any:
     return _complex(abs * angle.cos(), abs * angle.sin())
 
 
-# Recurrent networks: one step after the other, so their number is relied on. Sizes of a batch are not.
+# Cells of recurrent networks. Whole layers are in `recurrent_on_host`.
 
 
 def _gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
@@ -569,56 +573,6 @@ def _lstm_step(input_gates: Any, state: Any, weight: Any, bias: Any) -> Any:
     take, forget, new, show = (_applied(hidden, weight, bias) + input_gates).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell
-
-
-def _recurrent(step: Spelled, states: int) -> Spelled:
-    """A network of layers, in one direction or both, each of which reads what the one below returns."""
-
-    def spelled(
-        value: Any,
-        hx: Any,
-        params: Any,
-        has_biases: Any = True,
-        layers: int = 1,
-        dropout: float = 0.0,
-        train: bool = False,
-        both: bool = False,
-        batch_first: bool = False,
-        *rest: Any,
-    ) -> Any:
-        ways, each = 2 if both else 1, 4 if has_biases else 2
-        if rest or not isinstance(params, tuple | list) or len(params) != layers * ways * each or value.dim() != 3:
-            return NotImplemented  # packed, or with projections
-        varies = is_symbolic(value.shape[1 if batch_first else 0])
-        if (dropout and train) or (varies and states > 1):  # an LSTM of many lengths is left whole to PyTorch
-            return NotImplemented
-        begun = [hx] if states == 1 else list(hx)
-        flow, ended = value.transpose(0, 1) if batch_first else value, []
-        for layer in range(layers):
-            outputs_of_layer = []
-            for way in range(ways):
-                place = layer * ways + way
-                w_ih, w_hh, *biases = params[place * each : (place + 1) * each]
-                b_ih, b_hh = biases or (None, None)
-                gates = _applied(flow, w_ih, b_ih).unbind(0)
-                state = tuple(every[place] for every in begun)
-                shown, state = _passed(step, gates, state, (w_hh, b_hh), backwards=way == 1)
-                outputs_of_layer.append(torch.stack(shown))
-                ended.append(state)
-            flow = torch.cat(outputs_of_layer, -1) if both else outputs_of_layer[0]
-        output = flow.transpose(0, 1) if batch_first else flow
-        return (output, *(torch.stack(final) for final in zip(*ended, strict=True)))
-
-    return spelled
-
-
-def _passed(step: Spelled, gates: Sequence[Any], state: Any, weights: Any, *, backwards: bool) -> tuple[list[Any], Any]:
-    shown = []
-    for input_gates in reversed(gates) if backwards else gates:
-        new_state = step(input_gates, state if len(state) > 1 else state[0], *weights)
-        state = new_state if isinstance(new_state, tuple) else (new_state,)
-        shown.append(state[0])
-    return shown[::-1] if backwards else shown, state
 
 
 def _methods(**spelled: Spelled) -> dict[Any, Spelled]:
@@ -661,8 +615,6 @@ SPELLED: dict[Any, Spelled] = {
     F.binary_cross_entropy_with_logits: _cross_entropy_with_logits,
     torch.gru_cell: _gru_cell,
     torch.lstm_cell: _lstm_cell,
-    torch.gru: _recurrent(_gru_step, 1),
-    torch.lstm: _recurrent(_lstm_step, 2),
     **_methods(
         kron=_kron, take_along_dim=_take_along_dim, roll=_roll, diag=_diag, trace=_trace, count_nonzero=_count_nonzero
     ),

@@ -48,6 +48,8 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
     if alone:
         table = {**table, **without_library.TABLE, **(_IN_DOUBLE if _has_double(options.target) else {})}
+    if alone and options.target and (sums or find(options.target).warp_size > 1):
+        table = {**table, **recurrent.step_by_step()}
     if alone and options.target and find(options.target).warp_size > 1:
         has_matrices = find(options.target).multiplies_matrices
         in_memory = without_library.WIDE_SCORES_IN_MEMORY if has_matrices else without_library.SCORES_IN_MEMORY

@@ -1,7 +1,7 @@
 """The host CPU's code generator: implements `codegen.generator.Generator`.
 
-A kernel with attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by loops,
-which the rows of `schedule_passes` decide.
+A kernel with steps, attention or a contraction is computed by the cheapest schedule of its kind, any other kernel by
+loops, which the rows of `schedule_passes` decide.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def tables() -> Mapping[str, Sequence[Row]]:
 def schedule(
     kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool = False, of: str = ""
 ) -> Scheduled:
-    if contraction_of(kernel) is not None or is_attention(kernel):
+    if kernel.stepped is not None or contraction_of(kernel) is not None or is_attention(kernel):
         from smelt.codegen.cpu.problem_kinds import KINDS
 
         return next(kind for kind in KINDS if kind.takes(kernel)).plan(kernel, target)

@@ -3,5 +3,6 @@ theirs."""
 
 from smelt.codegen.cpu.attention.plan import ATTENTION
 from smelt.codegen.cpu.products.plan import PRODUCTS
+from smelt.codegen.cpu.recurrence.schedule import RECURRENCE
 
-KINDS = (ATTENTION, PRODUCTS)  # attention first: its kernels have contractions too
+KINDS = (RECURRENCE, ATTENTION, PRODUCTS)  # products last: kernels of the others have contractions too

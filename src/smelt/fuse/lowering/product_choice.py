@@ -38,6 +38,7 @@ from smelt.device.product_costs import (
 from smelt.fuse.lowering.attention import BACKWARD, EFFICIENT, GPU_FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
+from smelt.fuse.lowering.recurrence import RecurrenceCall, read_recurrence
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Element, Factor, Index, Kernel, Quantized, Role, Stage, Store
@@ -239,6 +240,18 @@ class ProductChoice:
         if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
         return call, share
+
+    def recur(
+        self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
+    ) -> tuple[RecurrenceCall, str] | str:
+        """The kernel of a recurrent layer and the reason, or the reason why there is none."""
+        call = read_recurrence(node, ref_of, results)
+        if isinstance(call, str):
+            return call
+        cycles = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
+        if isinstance(cycles, str):
+            return f"is computed step by step: {cycles}"
+        return call, "runs all steps of a recurrent layer"
 
     def _why_not_on_gpu(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
         """Why attention on a GPU is the library's, as far as its sizes tell."""

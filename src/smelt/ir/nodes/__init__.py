@@ -13,6 +13,8 @@ _DEFINED_IN = {
     "dropout_mask": "philox_draws",
     "random_words": "random_words",
     "philox_words": "random_words",
+    "recurrent_steps": "recurrent_steps",
+    "recurrent_steps_backward": "recurrent_steps",
 }  # others are cuDNN's layers
 
 

@@ -1,16 +1,18 @@
 """Recurrent layers and classes as operators that have kernels, where no library may be called.
 
     lstm(x, (h, c), weights, …)   →  for each step: gates = linear(x) + linear(h), c = f·c + i·g, h = o·tanh(c)
+    recurrent_steps(gates, …)     →  the same, where no kernel runs step by step
     one_hot(x, 10)                →  zeros with a one scattered to each class
 
 They are functions of `torch`: autograd derives what they are made of.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from smelt.ops.decompose.table import Table
 from smelt.ops.decompose.without_library import TABLE
 
 Tensor = torch.Tensor
@@ -62,6 +64,20 @@ def lstm(*args: Any) -> Any:
         if dropout and train and layer < layers - 1:
             x = torch.dropout(x, dropout, True)
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
+
+
+def step_by_step() -> Table:
+    """All steps of a layer, and their gradients. Defining operators takes ten milliseconds."""
+    from smelt.ir.nodes.recurrent_steps import FUNCTIONS
+
+    return {op: _of_known_length(function) for op, function in FUNCTIONS.items()}
+
+
+def _of_known_length(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(x: Tensor, *args: Any) -> Any:
+        return function(x, *args) if isinstance(x.shape[0], int) else NotImplemented
+
+    return decomposed
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:

@@ -1,0 +1,1 @@
+"""Kernels whose rows run step by step: recurrent layers and their gradients."""
