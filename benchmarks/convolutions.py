@@ -28,7 +28,7 @@ from benchmarks.measure import interleaved, ratio
 from benchmarks.products import thread_count
 from benchmarks.table import mean
 from smelt.base import events
-from smelt.codegen.cpu.cpu_generator import KINDS
+from smelt.codegen.cpu.problem_kinds import KINDS
 from smelt.device import find
 from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import members

@@ -40,7 +40,7 @@ from benchmarks.table import mean
 from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.codegen.cpu import cpu_generator
+from smelt.codegen.cpu import problem_kinds
 from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.cpu.products.problem import problem_of
 from smelt.device import find
@@ -134,7 +134,7 @@ def only(name: str) -> Iterator[None]:
     """The compiler with one schedule for products, and nothing built before."""
     build.forget()
     kept = replace(PRODUCTS, schedules=tuple(each for each in PRODUCTS.schedules if each.name == name))
-    with mock.patch.object(cpu_generator, "KINDS", tuple(kept if k is PRODUCTS else k for k in cpu_generator.KINDS)):
+    with mock.patch.object(problem_kinds, "KINDS", tuple(kept if k is PRODUCTS else k for k in problem_kinds.KINDS)):
         yield
     build.forget()
 
