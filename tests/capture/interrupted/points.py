@@ -60,7 +60,7 @@ _NAMES = """
     restored without_default_devices without_caller_hooks without_autocast functionalized trace_forward _trace_joint
     Recorder.__torch_dispatch__ TorchDispatchMode.__enter__ TorchDispatchMode.__exit__ TorchFunctionMode.__enter__
     TorchFunctionMode.__exit__ _push_mode _pop_mode no_grad.__enter__ no_grad.__exit__ enable_grad.__enter__
-    enable_grad.__exit__ compile_kernels load drive _fast_forward.<locals>.call _Run.begin _Run.go_on _Run._follow
+    enable_grad.__exit__ compile_kernels load drive _Run.begin _Run.go_on _Run._follow
     Stop.materialize FrameRecipe.materialize Computation.rebuilt Computation._in_final_ambient Ambient.switch_from
     Ambient.impose interpret _run timed Backwards.__call__ Differentiable._make_once SizedGraph._made_once
     SizedGraph._make CompiledBackwards._made_once write_back copy_back _update_items _write_items _write_slots _extend
