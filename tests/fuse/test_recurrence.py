@@ -9,7 +9,8 @@ from torch import Tensor
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
-from smelt.ir.nodes.recurrent_steps import BACKWARD, GATES, GRU, KEPT, LSTM, RNN_RELU, RNN_TANH, STEPS
+from smelt.ir.nodes.recurrent_modes import GATES, GRU, LSTM, RNN_RELU, RNN_TANH
+from smelt.ir.nodes.recurrent_steps import BACKWARD, KEPT, STEPS
 from smelt.ir.program import Launch, Library, Program
 from smelt.ir.text import format_kernel
 from tests.codegen.running import run

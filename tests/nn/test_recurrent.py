@@ -104,6 +104,18 @@ def test_all_steps_are_one_kernel_each_way() -> None:
     assert len({kernel.name for kernel in found}) == 2
 
 
+@pytest.mark.parametrize(("rows", "width", "count"), [(32, 128, 1), (33, 128, 0), (1, 129, 0)])
+def test_wide_lstms_without_gradients_call_the_library(rows: int, width: int, count: int) -> None:
+    layer, x = nn.LSTM(4, width).eval(), torch.randn(3, rows, 4)
+    compiled = smelt.compile(layer, fullgraph=True)
+    with torch.no_grad():
+        assert len(kernels(compiled, x)) == count
+        for one, other in zip(compiled(x)[1], layer(x)[1], strict=True):
+            torch.testing.assert_close(one, other)
+    trained_kernels = kernels(lambda: compiled(x)[0].sum().backward())  # with gradients it is a kernel of any width
+    assert {kernel.name.partition("_")[2] for kernel in trained_kernels} == {"recurrent", "recurrent_gradients"}
+
+
 def test_only_what_is_used_is_stored() -> None:
     layer, x = nn.LSTM(4, 8).eval(), torch.randn(5, 2, 4)
     compiled = smelt.compile(lambda x: layer(x)[0])

@@ -64,9 +64,8 @@ weighted sums, with a `Softmax` among them, rows and cols are the scores of an a
       row:
         store l[128*h + i] = m
 
-A stage may run once for each step of an axis of its own, one step after the other. What it stores to scratch is seen
-from the next step on, and its contractions may read scratch: the state of a recurrent layer, all steps of which are one
-kernel.
+A stage may run once per step of an axis of its own, in order. Stores to scratch are visible from the next step on, and
+contractions may read scratch. One kernel computes all steps of a recurrent layer; its scratch is the state.
 
     kernel rnn rows(b:8) cols(j:64)
       in x: f32[25600]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smelt.device.host_library import on_host
+from smelt.ir.nodes.recurrent_modes import GATES, GRU, LSTM
 from smelt.symbolic.symnode import is_symbolic
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ else:
 
 _DTYPES = (torch.float32, torch.float64)
 _MOST_WIDTH, _MOST_STATE = 128, 4096  # of an LSTM, and in all rows
-_RNN_RELU, _RNN_TANH, _LSTM, _GRU = range(4)
-_GATES = {_RNN_RELU: 1, _RNN_TANH: 1, _LSTM: 4, _GRU: 3}
 
 
 def _steps() -> Any:
@@ -30,7 +29,7 @@ def _steps() -> Any:
 
 
 def _layers(mode: int) -> Callable[..., Any]:
-    """A network of layers, in one direction or both, each of which reads what the one below returns."""
+    """Layers in one or both directions; each layer reads the output of the previous layer."""
 
     def spelled(
         value: Any,
@@ -50,14 +49,14 @@ def _layers(mode: int) -> Callable[..., Any]:
             return NotImplemented  # packed, or with projections
         if not _are_taken(mode, value, states, params, (layers * ways, batch_first)):
             return NotImplemented
-        if mode == _LSTM and _is_faster_by_library(states[0], (value, *params)):
+        if mode == LSTM and _is_faster_by_library(states[0], (value, *params)):
             return NotImplemented
         flow, ended = value.transpose(0, 1).contiguous() if batch_first else value.contiguous(), []
         for layer in range(layers):
             outputs_of_layer = []
             for way in range(ways):
                 place = layer * ways + way
-                h, c = states[0][place], states[1][place] if mode == _LSTM else None
+                h, c = states[0][place], states[1][place] if mode == LSTM else None
                 gates, bias = _of_input(mode, flow, params[place * each : (place + 1) * each])
                 w_hh = params[place * each + 1]
                 output, c, _ = _steps()(gates, w_hh, bias, h, c, mode, way == 1)
@@ -79,7 +78,7 @@ def _are_taken(mode: int, value: Any, states: Any, params: Any, depth_and_order:
     """Whether the tensors are those of such layers, of precise numbers, with elements; else PyTorch says what is
     wrong."""
     depth, batch_first = depth_and_order
-    if value.dim() != 3 or len(states) != (2 if mode == _LSTM else 1) or not on_host(value.device):
+    if value.dim() != 3 or len(states) != (2 if mode == LSTM else 1) or not on_host(value.device):
         return False
     tensors = (value, *states, *params)
     if any(each.dtype is not value.dtype or not on_host(each.device) for each in tensors):
@@ -91,7 +90,7 @@ def _are_taken(mode: int, value: Any, states: Any, params: Any, depth_and_order:
         return False
     if any(tuple(each.shape) != (depth, rows, width) for each in states):
         return False
-    tall, each = _GATES[mode] * width, len(params) // depth
+    tall, each = GATES[mode] * width, len(params) // depth
     return all(
         weight.dim() == (2 if place % each < 2 else 1)
         and weight.shape[0] == tall
@@ -121,8 +120,8 @@ def _of_input(mode: int, flow: Any, weights: Sequence[Any]) -> tuple[Any, Any]:
     w_ih, _, *biases = weights
     rows, bias = flow.flatten(0, 1), None
     if biases:
-        bias = biases[1] if mode == _GRU else biases[0] + biases[1]
-    has_own = bool(biases) and mode == _GRU
+        bias = biases[1] if mode == GRU else biases[0] + biases[1]
+    has_own = bool(biases) and mode == GRU
     gates = torch.addmm(biases[0], rows, w_ih.t()) if has_own else torch.mm(rows, w_ih.t())
     return gates.view(*flow.shape[:2], w_ih.shape[0]), bias
 

@@ -553,24 +553,16 @@ def _polar(abs: Any, angle: Any) -> Any:
 
 
 def _gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _gru_step(_applied(input, w_ih, b_ih), hx, w_hh, b_hh)
-
-
-def _gru_step(input_gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
-    kept = _applied(hidden, weight, bias)
-    (i_reset, i_update, i_new), (h_reset, h_update, h_new) = input_gates.chunk(3, -1), kept.chunk(3, -1)
+    of_input, of_state = _applied(input, w_ih, b_ih), _applied(hx, w_hh, b_hh)
+    (i_reset, i_update, i_new), (h_reset, h_update, h_new) = of_input.chunk(3, -1), of_state.chunk(3, -1)
     reset, update = torch.sigmoid(h_reset + i_reset), torch.sigmoid(h_update + i_update)
     new = torch.tanh(i_new + h_new * reset)
-    return (hidden - new) * update + new
+    return (hx - new) * update + new
 
 
 def _lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _lstm_step(_applied(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
-
-
-def _lstm_step(input_gates: Any, state: Any, weight: Any, bias: Any) -> Any:
-    hidden, cell = state
-    take, forget, new, show = (_applied(hidden, weight, bias) + input_gates).chunk(4, -1)
+    hidden, cell = hx
+    take, forget, new, show = (_applied(hidden, w_hh, b_hh) + _applied(input, w_ih, b_ih)).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell
 

@@ -244,7 +244,7 @@ class ProductChoice:
     def recur(
         self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
     ) -> tuple[RecurrenceCall, str] | str:
-        """The kernel of a recurrent layer and the reason, or the reason why there is none."""
+        """Return the kernel of a recurrent layer and why it is used, or why the layer has no kernel."""
         call = read_recurrence(node, ref_of, results)
         if isinstance(call, str):
             return call

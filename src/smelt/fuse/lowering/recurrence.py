@@ -31,11 +31,10 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.ir.nodes.recurrent_modes import GATES, GRU, LSTM, RNN_TANH
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.symbolic.shapes import Size, span
 
-_RNN_RELU, _RNN_TANH, _LSTM, _GRU = range(4)
-_GATES = {_RNN_RELU: 1, _RNN_TANH: 1, _LSTM: 4, _GRU: 3}
 _FORWARD, _BACKWARD = "smelt::recurrent_steps", "smelt::recurrent_steps_backward"
 _TENSORS = {
     _FORWARD: ("gates", "weight", "bias", "h", "c"),
@@ -59,7 +58,7 @@ def is_recurrence_call(node: fx.Node) -> bool:
 def read_recurrence(
     node: fx.Node, ref_of: Callable[[fx.Node], Ref], results: Sequence[tuple[int, TensorSpec]]
 ) -> RecurrenceCall | str:
-    """The kernel of a call for those of its `results` that are used, or the reason why there is none, after "it"."""
+    """Return the kernel that computes the used `results` of a call, or why it has no kernel (a phrase after "it")."""
     assert isinstance(node.target, torch._ops.OpOverload)
     name = node.target._schema.name
     operands = dict(zip(_TENSORS[name], node.args, strict=False))
@@ -86,7 +85,7 @@ class _Body:
         self, mode: int, refs: dict[str, Ref], weight: TensorSpec, extents: tuple[Size, Size], downwards: bool
     ) -> None:
         self.mode, self.refs, self.dtype = mode, refs, weight.dtype
-        self.width, self.gates = weight.shape[1], _GATES[mode]
+        self.width, self.gates = weight.shape[1], GATES[mode]
         self.steps, self.rows, self.downwards = *extents, downwards
         self.names: dict[FusionValue, str] = {}
         for name, ref in refs.items():
@@ -176,7 +175,7 @@ class _Body:
 
     def forward(self, results: Sequence[tuple[int, TensorSpec]]) -> RecurrenceCall:
         self.results = {_RESULTS[_FORWARD][number]: spec for number, spec in results if 0 not in spec.shape}
-        states = ("h", "c") if self.mode == _LSTM else ("h",)
+        states = ("h", "c") if self.mode == LSTM else ("h",)
         for name in states:
             self.keep(f"{name}_before", self.load(name))
         stages = [self._stage()]
@@ -196,13 +195,13 @@ class _Body:
         if "bias" in self.refs:
             biases = [self.load("bias", part) for part in range(self.gates)]
             of_state = [self.op("add", each, bias) for each, bias in zip(of_state, biases, strict=True)]
-        if self.mode == _GRU:
+        if self.mode == GRU:
             return self._gru(of_input, of_state)
         totals = [self.op("add", one, other) for one, other in zip(of_input, of_state, strict=True)]
         before = self.scratch("h_before") if "kept" in self.results else ""
-        if self.mode != _LSTM:
+        if self.mode != LSTM:
             self.give("kept", before)
-            return self.op("tanh", totals[0]) if self.mode == _RNN_TANH else self._relu(totals[0])
+            return self.op("tanh", totals[0]) if self.mode == RNN_TANH else self._relu(totals[0])
         i, f, g, o = (self.op("tanh" if place == 2 else "sigmoid", each) for place, each in enumerate(totals))
         c = self.scratch("c_before")
         for part, value in enumerate((i, f, g, o, c, before)):
@@ -227,7 +226,7 @@ class _Body:
         nothing = self.number(0.0)
         for part in range(self.gates):
             self.keep("after", nothing, part)
-        rest = self.mode in (_LSTM, _GRU)
+        rest = self.mode in (LSTM, GRU)
         if rest:
             self.keep("rest_after", self.load("grad_c") if "grad_c" in self.refs else nothing)
         stages = [self._stage()]
@@ -257,7 +256,7 @@ class _Body:
             """The slope of a tanh."""
             return op("sub", one, op("mul", value, value))
 
-        if self.mode == _LSTM:
+        if self.mode == LSTM:
             i, f, g, o, c = (self.load("reserve", part) for part in range(5))
             shown = op("tanh", op("add", op("mul", f, c), op("mul", i, g)))
             rest = op("add", self.scratch("rest_after"), op("mul", op("mul", dh, o), flat(shown)))
@@ -269,7 +268,7 @@ class _Body:
                 op("mul", op("mul", dh, shown), slope(o)),
             ]
             return gates, gates
-        if self.mode == _GRU:
+        if self.mode == GRU:
             r, z, n, of_n, h = (self.load("reserve", part) for part in range(5))
             dh = op("add", dh, self.scratch("rest_after"))
             self.keep("rest_after", op("mul", dh, z))
@@ -278,7 +277,7 @@ class _Body:
             dr = op("mul", op("mul", dn, of_n), slope(r))
             return [dr, dz, dn], [dr, dz, op("mul", dn, r)]
         y = self.load("output")
-        if self.mode == _RNN_TANH:
+        if self.mode == RNN_TANH:
             gates = [op("mul", dh, flat(y))]
         else:
             zero = self.number(0.0)

@@ -3,7 +3,7 @@
     torch.lstm(x, (h, c), weights, …)   →   recurrent_steps(linear(x, w_ih), w_hh, b_ih + b_hh, h, c, LSTM, reverse)
                                             → output, last cell, and for the backward: reserve
 
-What the input brings to the gates is one product for all steps, outside of the operator. The order of gates is
+The product of the input with its weights is computed for all steps before the operator. The order of gates is
 PyTorch's. On a CPU each operator is one kernel (`fuse/lowering/recurrence.py`); elsewhere it is decomposed into what
 computes it here, step by step. The backward gives the gradients of all gates; those of the weight are one product of
 them with the states before each step, which the reserve has at its end.
@@ -14,13 +14,10 @@ from typing import Any
 import torch
 
 from smelt.ir.nodes import LIBRARY, define
+from smelt.ir.nodes.recurrent_modes import GATES, GRU, LSTM, RNN_RELU, RNN_TANH
 
 Tensor = torch.Tensor
 
-RNN_RELU, RNN_TANH, LSTM, GRU = range(4)
-"""The kinds of layers, in the order that cuDNN counts them."""
-
-GATES = {RNN_RELU: 1, RNN_TANH: 1, LSTM: 4, GRU: 3}
 KEPT = {RNN_RELU: 1, RNN_TANH: 1, LSTM: 6, GRU: 5}
 """How many vectors of a step are in the reserve: of an LSTM the gates and the old cell; of a GRU the gates and what the
 state brings to the new state; of all the old state, last."""

@@ -280,9 +280,9 @@ write_copy(const File *file, int descriptor, const void *state)
            && write_all(descriptor, state, (size_t)last->bytes) && fsync(descriptor) == 0;
 }
 
-/* A file in the folder of the one that it becomes. It has no name until it is complete, so that a process that is killed leaves
-   nothing behind; where the file system cannot do that, it has one from the beginning. `path` is that name: nobody else's,
-   and short, so that there is room for it wherever the file itself can be. */
+/* A file that is being written, in the folder of the file that it replaces. Until it is complete it has no name, so a process
+   that is killed leaves nothing behind. On a file system that cannot do this, it is named `path` from the beginning. `path`
+   is unique, and short enough for any folder whose name is not too long itself. */
 typedef struct {
     int descriptor;
     bool is_named;
