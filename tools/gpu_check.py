@@ -207,8 +207,12 @@ _TESTS, _MODELS = ("pytest", "hypothesis"), ("pytest", "transformers")
 CHECKS: dict[str, Check] = {
     "schedules": Check("every GPU schedule once, against float64", _schedules),
     "gpu": Check(
-        "tests/gpu: random numbers, streams, memory, errors, precision, attention, CUDA graphs",
-        _pytest("gpu/test_*.py", parts={"test_schedules": 8, "test_random_numbers": 4, "test_attention": 2}),
+        "tests/gpu, tests/deploy/gpu: random numbers, streams, memory, errors, precision, attention, graphs, files",
+        _pytest(
+            "gpu/test_*.py",
+            "deploy/gpu/test_*.py",
+            parts={"test_schedules": 8, "test_random_numbers": 4, "test_attention": 2},
+        ),
         _TESTS,
     ),
     "ops": Check("PyTorch's operator database by the rule for generated code", _ops, parallel=True),

@@ -11,6 +11,9 @@ import smelt
 from smelt.base.events import collect
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Program
+from tests.targets import HOST, chosen
+
+ON_HOST = pytest.mark.skipif(chosen[0] != HOST, reason="recurrent layers are kernels on the host alone")
 
 KINDS: dict[str, Callable[..., Any]] = {
     "lstm": nn.LSTM,
@@ -97,6 +100,7 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[Kernel]:
     return [kernel for kernel in steps if isinstance(kernel, Kernel) and kernel.stepped]
 
 
+@ON_HOST
 def test_all_steps_are_one_kernel_each_way() -> None:
     layer, x = nn.LSTM(4, 8), torch.randn(40, 2, 4)
     found = kernels(lambda: smelt.compile(layer)(x)[0].sum().backward())
@@ -104,6 +108,7 @@ def test_all_steps_are_one_kernel_each_way() -> None:
     assert len({kernel.name for kernel in found}) == 2
 
 
+@ON_HOST
 @pytest.mark.parametrize(("rows", "width", "count"), [(32, 128, 1), (33, 128, 0), (1, 129, 0)])
 def test_wide_lstms_without_gradients_call_the_library(rows: int, width: int, count: int) -> None:
     layer, x = nn.LSTM(4, width).eval(), torch.randn(3, rows, 4)
@@ -116,6 +121,7 @@ def test_wide_lstms_without_gradients_call_the_library(rows: int, width: int, co
     assert {kernel.name.partition("_")[2] for kernel in trained_kernels} == {"recurrent", "recurrent_gradients"}
 
 
+@ON_HOST
 def test_only_what_is_used_is_stored() -> None:
     layer, x = nn.LSTM(4, 8).eval(), torch.randn(5, 2, 4)
     compiled = smelt.compile(lambda x: layer(x)[0])
@@ -171,6 +177,7 @@ def test_the_last_state_is_no_view_of_the_output() -> None:
     assert torch.equal(output, wanted)
 
 
+@ON_HOST
 def test_second_derivatives_are_eagers() -> None:
     layer, x = nn.GRU(3, 4), torch.randn(4, 2, 3, requires_grad=True)
     second = []
@@ -201,6 +208,7 @@ def test_others_are_pytorchs(options: dict[str, Any]) -> None:
         torch.testing.assert_close(smelt.compile(layer)(x)[0], layer(x)[0])
 
 
+@ON_HOST
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_file_is_for_any_length(kind: str) -> None:
     layer = KINDS[kind](4, 20, 2, bidirectional=True, batch_first=True).eval()

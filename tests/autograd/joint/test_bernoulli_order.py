@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.autograd.joint.bernoulli_order import samples_in_memory_order
+from smelt.autograd.joint.bernoulli_order import host_samples_in_memory_order
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout of a transposed input": lambda x: F.dropout(x.transpose(0, 1), 0.3),
@@ -27,7 +27,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_coins_fall_where_eager_tosses_them(name: str) -> None:
     smelt.reset()
-    samples_in_memory_order.cache_clear()  # so that it is asked while the graph is traced
+    host_samples_in_memory_order.cache_clear()  # so that it is asked while the graph is traced
     outcomes = []
     for function in (CASES[name], smelt.compile(CASES[name])):
         torch.manual_seed(0)

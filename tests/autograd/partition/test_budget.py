@@ -28,6 +28,9 @@ from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.memory_peak import Peak, graph_peak
 from smelt.runtime.program.library_workspace import scratch_of
+from tests.targets import HOST, chosen
+
+MEASURED_ON_HOST = pytest.mark.skipif(chosen[0] != HOST, reason="the profiler counts memory of the host")
 
 pytestmark = pytest.mark.filterwarnings("ignore:memory_budget")
 aten = torch.ops.aten
@@ -148,6 +151,20 @@ def test_random_numbers_are_drawn_once() -> None:
     assert kept.count(torch.bool) == 4
 
 
+def test_items_of_a_call_that_draws_random_numbers_are_saved() -> None:
+    """As dropout on GPUs, which one call computes: value and mask."""
+
+    def dropping(x: Any, *weights: Any) -> Any:
+        for up, down in pairs(weights):
+            x = x + aten.native_dropout(torch.tanh(x @ up), 0.5, True)[0] @ down
+        return x.sum()
+
+    halves = budgeted(joint_of(dropping, *deep_inputs(4)), 0.3)
+    assert halves.backward is not None and halves.fitting is not None and halves.fitting.choice.work > 0
+    assert not any(node.target is aten.native_dropout.default for node in halves.backward.graph.nodes)
+    assert all(isinstance(saved.spec, TensorSpec) for saved in halves.plan.saved)
+
+
 def brute_force(problem: Problem, budget: int) -> int | None:
     """The least work of any choice of what to save whose peak is within budget."""
     heavy = [node for node in problem.early if why_not_recompute(node) is not None and own_bytes(node)]
@@ -240,6 +257,7 @@ def allocated_at_peak(step: Callable[[], object]) -> int:
     return most
 
 
+@MEASURED_ON_HOST
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 def test_the_peak_told_is_the_peak_measured(backend: str) -> None:
     torch.manual_seed(0)
@@ -331,6 +349,7 @@ class WithLogits(nn.Module):
         return logits.logsumexp(-1).mean(), logits
 
 
+@MEASURED_ON_HOST
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 def test_results_that_are_not_trained_have_no_gradients_at_the_peak(backend: str) -> None:
     torch.manual_seed(0)
@@ -448,6 +467,7 @@ class Convolved(nn.Module):
         return x.mean((2, 3)).square().mean()
 
 
+@MEASURED_ON_HOST
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 def test_what_convolutions_take_for_themselves_is_in_the_peak(backend: str) -> None:
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from smelt.ir.call_contract import Phase, phase_of
 from smelt.ir.graph import GraphLevel, check_graph, format_graph
 from tests.autograd.helpers import joint_of
 from tests.golden import golden
+from tests.targets import HOST, chosen
 
 aten = torch.ops.aten
 
@@ -78,6 +79,7 @@ def text_of(halves: ForwardBackward) -> str:
     return f"{forward}\n\n{saved_text(halves.plan)}\n\n{backward}"
 
 
+@pytest.mark.skipif(chosen[0] != HOST, reason="the stored texts name the host")
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "encoder_layer"])
 def test_golden(name: str) -> None:
     joint, _, _ = joint_for(name)
@@ -165,7 +167,8 @@ def test_values_that_only_look_equal_are_kept_apart() -> None:
 
 def test_random_numbers_are_never_shared() -> None:
     joint = joint_of(lambda x: F.dropout(x, 0.5) * F.dropout(x, 0.5), r(3))
-    assert calls(joint.traced.graph).count("bernoulli") == 2
+    drawn = "bernoulli" if chosen[0] == HOST else "native_dropout"
+    assert calls(joint.traced.graph).count(drawn) == 2
 
 
 def test_nothing_dead_is_left() -> None:

@@ -1,7 +1,9 @@
 """Random bits drawn in the order eager draws them, which depends on the layout of the tensor.
 
-    empty_like(x.t()).bernoulli_(p)  →  permute(bernoulli(permute(…), p))     where the CPU samples in memory order
+    empty_like(x.t()).bernoulli_(p)  →  permute(bernoulli(permute(…), p))     where PyTorch samples in memory order
                                      →  bernoulli(…, p)                       where it samples in index order
+
+CUDA samples in memory order; of CPUs, not every build of PyTorch does.
 
 `x.bernoulli_(p)` samples in the memory order of `x`; `torch.bernoulli(x, p)` returns a contiguous tensor whatever the
 layout of `x`. Functionalization records both as `aten.bernoulli.p`, so the second gets a contiguous argument when it is
@@ -24,8 +26,8 @@ aten = torch.ops.aten
 
 
 @functools.cache
-def samples_in_memory_order() -> bool:
-    """Whether this build of PyTorch fills a transposed tensor in memory order. Builds differ."""
+def host_samples_in_memory_order() -> bool:
+    """Whether this build of PyTorch fills a transposed tensor of the CPU in memory order."""
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
     with no_dispatch():  # a graph is being recorded, of which this is no part
         transposed = torch.empty(32, 2, device=HOST).t().bernoulli_(0.5, generator=generators[0])
@@ -33,9 +35,14 @@ def samples_in_memory_order() -> bool:
         return torch.equal(transposed.t(), plain)
 
 
+def samples_in_memory_order(device: torch.device) -> bool:
+    """Whether PyTorch fills a transposed tensor of this device in memory order."""
+    return host_samples_in_memory_order() if on_host(device) else device.type == "cuda"
+
+
 def bernoulli(like: torch.Tensor, probability: float = 0.5, *, generator: Any = None) -> Any:
     """`aten.bernoulli.p` as it is recorded."""
-    if like.is_contiguous() or generator is not None or not on_host(like.device) or not samples_in_memory_order():
+    if like.is_contiguous() or generator is not None or not samples_in_memory_order(like.device):
         return NotImplemented
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dimension: -strides[dimension])

@@ -17,6 +17,7 @@ simulated (`simulate_peak`), and those that take more work for no less memory ar
 alone, and the first plan within budget is taken: so work never falls and the peak never rises as the budget shrinks.
 """
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 
@@ -122,7 +123,9 @@ class _ValueCosts:
         self.problem = problem
         self.bytes = {node: own_bytes(node) for node in problem.early}
         heavy = {node for node in problem.early if why_not_recompute(node) is not None}
-        self.never = frozenset(node for node in heavy if never_recomputed(node))
+        never = {node for node in heavy if never_recomputed(node)}
+        items = {node for node in problem.early if node.target is operator.getitem and node.args[0] in never}
+        self.never = frozenset(never | items)  # of several results of a call, items are what can be saved
         self.work = {node: work_of(node) if node in heavy else 0 for node in problem.early}
         self.savable = frozenset(node for node in problem.early if problem.price(node) < INFINITE)
         self.usual = frozenset(problem.fewest_bytes())
