@@ -14,7 +14,8 @@ from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Library, operands_in
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.rules.strides import is_channels_last
-from smelt.simplify import channels_last, lay_images
+from smelt.simplify import lay_images
+from smelt.simplify.convolutions import channels_last
 from smelt.symbolic.shapes import contiguous_stride
 from tests.absent_device.ahead import compile_ahead, spec_like
 from tests.simplify.test_matmul_layouts import assert_close

@@ -31,7 +31,16 @@ from smelt.pipeline.parts import bind
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
-from smelt.simplify import PASSES, SimplifyPass, align_products, keep_masks, lay_images, share_heads, why_not_operands
+from smelt.simplify import (
+    PASSES,
+    SimplifyPass,
+    align_products,
+    keep_masks,
+    lay_images,
+    share_heads,
+    split_biases,
+    why_not_operands,
+)
 
 
 class Form(Enum):
@@ -87,6 +96,12 @@ def run_lay_images(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     own = context.options.convolutions == "auto" and context.options.products == "own"
     how = context.options.convolutions if context.decompositions and not own else "library"
     lay_images(graph.traced, context.budget, how)
+    return graph
+
+
+def run_split_biases(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
+    if context.decompositions:
+        split_biases(graph.traced, context.budget)
     return graph
 
 

@@ -19,6 +19,7 @@ from smelt.pipeline.passes import (
     run_lay_images,
     run_share_heads,
     run_split,
+    run_split_biases,
     run_trace_forward,
     run_trace_joint,
     simplifier,
@@ -35,6 +36,7 @@ TRACE_FORWARD = (
         "decompositions apply while recording: one walk, not two",
     ),
     Pass("channels last", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
+    Pass("convolution biases", Form.PURE, Form.PURE, run_split_biases, "where it is done in training"),
     Pass("share heads", Form.PURE, Form.PURE, run_share_heads, "where it is done in training"),
     Pass("aligned products", Form.PURE, Form.PURE, run_align_products, "where it is done in training"),
     Pass("draw in kernels", Form.PURE, Form.PURE, run_draw_in_kernels, "before masks are kept: these need not be"),
@@ -52,6 +54,13 @@ TRACE_JOINT = (
     ),
     Pass(
         "channels last", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"
+    ),
+    Pass(
+        "convolution biases",
+        Form.JOINT,
+        Form.JOINT,
+        run_split_biases,
+        "after images are laid out: sums and products then have the layout of the image",
     ),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
     Pass(

@@ -5,8 +5,8 @@
 
 A pass is a function of a `Traced` and a `RewriteBudget`. It edits the graph in place and returns it. A rewrite keeps
 the specs that other nodes see, never makes two results share memory that they did not share, and counts against the
-opt-bisect limit. `lay_images`, `share_heads`, `align_products`, `keep_masks` and the passes of `philox_masks` are not
-in the list: they run on the graph of a whole training step, before it is split.
+opt-bisect limit. `lay_images`, `split_biases`, `share_heads`, `align_products`, `keep_masks` and the passes of
+`philox_masks` are not in the list: they run on the graph of a whole training step, before it is split.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.simplify.aligned_products import align_products
 from smelt.simplify.bool_masks import draw_masks
-from smelt.simplify.channels_last import lay_images
 from smelt.simplify.constants import fold_constants
+from smelt.simplify.convolutions.biases import split_biases
+from smelt.simplify.convolutions.channels_last import lay_images
 from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
 from smelt.simplify.dropout_masks import keep_masks
@@ -66,6 +67,7 @@ __all__ = [
     "place_scalars",
     "share_common",
     "share_heads",
+    "split_biases",
     "sum_one_hot",
     "transpose_matrices",
     "why_not_operands",

@@ -1,0 +1,1 @@
+"""Passes over convolutions: the layout of images, and biases."""
