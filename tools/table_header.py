@@ -41,6 +41,7 @@ NAMES: dict[type[IntEnum], str] = {
     tables.Bind: "BIND_{}",
     tables.ValueKind: "{}_VALUE",
     tables.ItemKind: "{}_ITEM",
+    tables.Draws: "DRAWS_{}",
     tables.StepKind: "{}_STEP",
     tables.NextKind: "{}_NEXT",
 }

@@ -18,7 +18,7 @@ from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.torch_abi.aoti_shims import connect
 
-_OVERLAP, _MAYBE_MAPPED_TWICE = 1, 2
+_OVERLAP, _MAYBE_MAPPED_TWICE, _WRITES_NO_MEMORY = 1, 2, 3
 
 Range = tuple[int, int]
 
@@ -28,9 +28,14 @@ def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
     answer = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
     if answer is None and connect():  # now C knows where to look
         answer = _native.overlap(tensors, written)  # type: ignore[arg-type]
-    if answer is None:
+    if answer is None or answer == _WRITES_NO_MEMORY:
         return _overlap_by_methods(tensors, written)
     return answer == _OVERLAP or (answer == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
+
+
+def may_write_no_memory(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether one of the `written` may have no memory; False only if all have some."""
+    return _native.overlap(tensors, written) in (None, _WRITES_NO_MEMORY)  # type: ignore[arg-type]
 
 
 def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> bool:

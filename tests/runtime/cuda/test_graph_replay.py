@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.ir.table.records import Allocate, Call, Drop, Ref
+from smelt.ir.table.records import Allocate, Call, Draws, Drop, Ref
 from smelt.ir.table.write import write_program
 from smelt.runtime.cuda import graph_recorder
 from smelt.runtime.cuda.graph_use import in_words
@@ -332,6 +332,41 @@ def squared_plus_one(recorder: Recorder) -> _native.Runner:
     sizes = tensor("sizes", torch.int64, HOST, (1,), (1,))
     tensors = (floats("x"), sizes, floats("a"), floats("b"), floats("y"))
     return runner(steps, tensors, (Ref(3), Ref(4)), recorder, inputs=1, constants=(torch.tensor([COUNT]),))
+
+
+def one_drawing(recorder: Recorder, drawn: list[float]) -> _native.Runner:
+    """x + 1, and a number of the host's generator that nobody reads."""
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=0)
+
+    def rand() -> torch.Tensor:
+        number = torch.rand([])
+        drawn.append(float(number))
+        return number
+
+    draw = Call("aten::rand", rand, results=(None,), is_one=True, draws=Draws.UNREAD)
+    add = Launched("add_one", launch, (0, 2, 1))
+    sizes = tensor("sizes", torch.int64, HOST, (1,), (1,))
+    steps = (draw, Allocate(2), add, draw, *[add] * 4)
+    tensors = (floats("x"), sizes, floats("y"))
+    return runner(steps, tensors, (Ref(2),), recorder, inputs=1, constants=(torch.tensor([COUNT]),))
+
+
+def test_unread_numbers_of_the_host_are_drawn_once_a_call(gpu: FakeCuda) -> None:
+    """Step by step, recorded, launched, and where the driver refuses to record or to launch."""
+    drawn: list[float] = []
+    run = one_drawing(Recorder(gpu), drawn)
+    torch.manual_seed(0)
+    for number in range(12):
+        if number in (3, 7):
+            gpu.fail("cuGraphInstantiateWithFlags" if number == 3 else "cuGraphLaunch", ILLEGAL_ADDRESS, 0)
+        if number == 5:
+            _native.free_cuda_graphs()
+        assert run(torch.zeros(COUNT))[0].tolist() == [1.0] * COUNT
+        assert len(drawn) == 2 * (number + 1), run.graphs
+    assert run.graphs["launched"] > 3
+    torch.manual_seed(0)
+    assert drawn == [float(torch.rand([])) for _ in drawn]
+    del run
 
 
 @pytest.mark.parametrize("seed", range(4))

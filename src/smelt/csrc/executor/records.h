@@ -48,6 +48,10 @@ typedef enum {
 } ItemKind;
 
 typedef enum {
+    DRAWS_NOTHING = 0, DRAWS_NUMBERS = 1, DRAWS_UNREAD = 2,
+} Draws;
+
+typedef enum {
     ALLOCATE_STEP = 0, LAUNCH_STEP = 1, COPY_STEP = 2, CALL_STEP = 3, DROP_STEP = 4,
 } StepKind;
 
@@ -135,7 +139,7 @@ typedef struct {
 #define CALL_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(function, INDEX, OBJECTS) F(arguments, SPAN, ITEMS) F(argument_count, FREE, 0)           \
     F(names, INDEX, OBJECTS) F(results, OPTIONAL_LIST, TENSORS) F(result_count, FREE, 0) F(is_one, BELOW, 2)           \
-    F(native, OPTIONAL, NATIVES) F(unless, OPTIONAL, TENSORS) F(draws, BELOW, 2)
+    F(native, OPTIONAL, NATIVES) F(unless, OPTIONAL, TENSORS) F(draws, BELOW, 3)
 #define DROP_FIELDS(F)                                                                                                 \
     F(values, LIST, TENSORS) F(value_count, FREE, 0)
 #define STEP_FIELDS(F)                                                                                                 \

@@ -245,6 +245,23 @@ ask_host(Run *run)
     return 0;
 }
 
+/* Moves generators of the host as the recorded calls do. 0, or -1 with an exception and the GIL. */
+static int
+draw_unread(Run *run)
+{
+    const Table *table = run->table;
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        if (step->kind == CALL_STEP && draws_unread(&table->calls[step->place])) {
+            run->step = i;
+            if (call_operator(run, &table->calls[step->place]) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
 /* Allocates what the call returns. 0, or -1 with an exception and the GIL. */
 static int
 allocate_results(Replay *replay, Run *run)
@@ -556,7 +573,7 @@ try_graph(Replay *replay, Run *run)
         for (int i = 0; i < HOST_PHASES; i++) {
             replay->host_nanoseconds[i] += times[i + 1] - times[i];
         }
-        return 1;
+        return draw_unread(run) < 0 ? -1 : 1;
     }
     for (int64_t i = 0; i < replay->result_count; i++) {
         if (replay->results[i].is_library) {

@@ -74,6 +74,9 @@ why_no_call(const Table *table, const CallRecord *call)
     if (call->unless >= 0) {
         return "it raises by what it computes";
     }
+    if (draws_unread(call)) {
+        return NULL;
+    }
     if (call->draws && !is_host) {
         return "a library call draws random numbers";
     }

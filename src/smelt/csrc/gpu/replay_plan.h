@@ -10,6 +10,13 @@ const char *why_no_graph(const Runner *program);
 /* Whether a call is made before a graph is launched: it asks the host for numbers, which kernels are given. */
 bool is_host_call(const Table *table, const CallRecord *call);
 
+/* Whether a call only moves a generator of the host: nobody reads what it draws. */
+static inline bool
+draws_unread(const CallRecord *call)
+{
+    return call->draws == DRAWS_UNREAD;
+}
+
 /* What the table says of values. False: what a library call returns is as large as it likes. */
 bool fill(Replay *replay, const Runner *program);
 

@@ -9,7 +9,7 @@ typedef struct {
     bool written;
 } Range;
 
-enum { FEW = 64, NOT_MAPPED_TWICE = 0, OVERLAP = 1, MAYBE_MAPPED_TWICE = 2 };
+enum { FEW = 64, NOT_MAPPED_TWICE = 0, OVERLAP = 1, MAYBE_MAPPED_TWICE = 2, WRITES_NO_MEMORY = 3 };
 
 static int
 by_start(const void *one, const void *other)
@@ -46,7 +46,7 @@ static int
 collect(PyObject *tensors, PyObject *written, Range *ranges, Py_ssize_t *filled)
 {
     Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors), writes = PyTuple_GET_SIZE(written), foreign = 0;
-    bool writes_foreign = false;
+    bool writes_foreign = false, writes_none = false;
     for (Py_ssize_t i = 0; i < count; i++) {
         ranges[i].written = false;
     }
@@ -68,10 +68,11 @@ collect(PyObject *tensors, PyObject *written, Range *ranges, Py_ssize_t *filled)
             memcpy(&start, storage + library.data, sizeof start);
             memcpy(&bytes, storage + library.bytes, sizeof bytes);
         }
+        bool is_written = ranges[i].written;
         if (start == 0 || bytes == 0) {
+            writes_none = writes_none || is_written;
             continue;
         }
-        bool is_written = ranges[i].written;
         if (!storage[library.resizable]) {
             foreign++;
             writes_foreign = writes_foreign || is_written;
@@ -79,6 +80,9 @@ collect(PyObject *tensors, PyObject *written, Range *ranges, Py_ssize_t *filled)
         ranges[next++] = (Range){(uintptr_t)start, (uintptr_t)(start + bytes), is_written};
     }
     *filled = next;
+    if (writes_none) {
+        return WRITES_NO_MEMORY;
+    }
     return foreign > 1 && writes_foreign ? MAYBE_MAPPED_TWICE : NOT_MAPPED_TWICE;
 }
 
@@ -104,7 +108,7 @@ library_overlap(PyObject *Py_UNUSED(module), PyObject *args)
         }
     }
     int status = collect(tensors, written, ranges, &filled);
-    if (status >= 0 && any_overlap(ranges, filled)) {
+    if (status >= 0 && status != WRITES_NO_MEMORY && any_overlap(ranges, filled)) {
         status = OVERLAP;
     }
     if (ranges != few) {

@@ -367,6 +367,9 @@ int
 call_operator(Run *run, const CallRecord *call)
 {
     const NativeCall *native = run->native ? native_at(run->program, call) : NULL;
+    if (run->recording && call->draws == DRAWS_UNREAD) {
+        return 0; /* each launch draws */
+    }
     if (call->unless >= 0) {
         return raise_unless(run, call);
     }

@@ -118,6 +118,14 @@ class ItemKind(IntEnum):
     DOUBLE = 7
 
 
+class Draws(IntEnum):
+    """Which random numbers a call draws of PyTorch's generators."""
+
+    NOTHING = 0
+    NUMBERS = 1
+    UNREAD = 2  # numbers of the host that nobody reads: the call only moves the generator
+
+
 class StepKind(IntEnum):
     """What a step does: `place` is the number of a tensor, a launch, a copy, a call or a drop."""
 
@@ -349,7 +357,7 @@ class Call(NamedTuple):
     is_one: bool = False
     native: Native | None = None
     unless: Annotated[int | None, Index("tensors")] = None
-    draws: bool = False  # random numbers, of PyTorch's generator
+    draws: Draws = Draws.NOTHING
 
 
 class Allocate(NamedTuple):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from smelt import _native
 from smelt.base.torch_originals import BASE
 from smelt.ir.call_contract import JointPlan
-from smelt.runtime.overlap import memory_of, overlap
+from smelt.runtime.overlap import may_write_no_memory, memory_of, overlap, storages
 
 
 def must_run_eager(plan: JointPlan, inputs: Sequence[torch.Tensor]) -> bool:
@@ -23,11 +23,14 @@ def must_run_eager(plan: JointPlan, inputs: Sequence[torch.Tensor]) -> bool:
         return True
     if any(forbids_mutation(inputs[index]) for index in plan.mutated_with_grad):
         return True
-    for index in plan.mutated_inputs:  # an optimizer has hundreds: no more is asked of each than has to be
-        if not inputs[index].untyped_storage().nbytes():
-            _refuse_without_memory(inputs[index])
+    if not plan.mutated_inputs:
+        return False
+    if may_write_no_memory(inputs, plan.mutated_inputs):
+        for index in plan.mutated_inputs:
+            if not inputs[index].untyped_storage().nbytes():
+                _refuse_without_memory(inputs[index])
     # If a mutated input overlaps another input, the functional graph computes something else than eager.
-    return bool(plan.mutated_inputs) and overlap(inputs, plan.mutated_inputs)
+    return overlap(inputs, plan.mutated_inputs)
 
 
 def _refuse_without_memory(tensor: torch.Tensor) -> None:
@@ -112,8 +115,9 @@ def write_back(plan: JointPlan, inputs: Sequence[torch.Tensor], new_values: Sequ
 
 def copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """New values that alias an input are cloned first."""
-    places = set(map(memory_of, tensors))
-    safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]
+    taken = set(_storage_words(tensors))
+    storage_of = iter(_storage_words([value for value in new_values if value is not None]))
+    safe = [BASE.clone(value) if value is not None and next(storage_of) in taken else value for value in new_values]
     written = [each for each in zip(plan.mutated_inputs, tensors, safe, strict=True) if each[2] is not None]
     plain = [(tensor, value) for index, tensor, value in written if index not in plan.mutated_with_grad]
     if plain:
@@ -121,6 +125,11 @@ def copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Sequ
     for index, tensor, value in written:
         if index in plan.mutated_with_grad:
             _native.recorded(BASE.copy_, tensor, value)
+
+
+def _storage_words(tensors: Sequence[torch.Tensor]) -> memoryview:
+    """Which storage each of these has, as a number: asked in one call, for there may be hundreds."""
+    return memoryview(storages(list(tensors))).cast("Q")
 
 
 def _copy_each(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -10,7 +10,7 @@ interface has them (`torch_abi/boxed_calls.py`).
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.ir.kernel import Role
 from smelt.ir.nodes import defining
-from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touched
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, reads, touched
 from smelt.ir.table import records as r
 from smelt.ir.table.records import Layout, Native, Ref
 from smelt.ir.table.write import ProgramWriter
@@ -159,6 +159,7 @@ class Flattener:
                 if name in unmade:
                     unmade.remove(name)
                     writer.add_step(r.Allocate(self.numbers[name]))
+            dying = {name for name in last_use.get(position, ()) if name in self.local}
             if isinstance(step, Launch):
                 if writes_from is None and _writes_one_of(inputs, step):
                     writes_from = writer.step_count
@@ -166,17 +167,19 @@ class Flattener:
                 kernel = writer.kernel(name, self.kernels[name], len(values), step.target)
                 writer.add_step(r.Launch(kernel, values))
             else:
-                writer.add_step(self._call(step))
-            dying = [self.numbers[name] for name in last_use.get(position, ()) if name in self.local]
+                unread = set[str]() if step.into else dying.difference(reads(step))
+                writer.add_step(self._call(step, unread))
+                dying -= unread
             if dying:
-                writer.add_step(r.Drop(tuple(dying)))
+                writer.add_step(r.Drop(tuple(sorted(self.numbers[name] for name in dying))))
         return writes_from
 
     # --- library calls --------------------------------------------------------------------------------
 
-    def _call(self, step: Library) -> r.Call:
+    def _call(self, step: Library, unread: Collection[str]) -> r.Call:
         named, op = self._named(step), _facts_of(step.op)
-        results = [] if step.into else [None if name is None else self.numbers[name] for name in step.outs]
+        outs = () if step.into else step.outs
+        results = [None if name is None or name in unread else self.numbers[name] for name in outs]
         return r.Call(
             name=op.name,
             function=function_of(step.op),
@@ -186,7 +189,7 @@ class Flattener:
             is_one=bool(results) and op.returns_one,
             native=self._native(step, named),
             unless=None if step.unless is None else self._whole(step.unless).value,
-            draws=draws_random(step.op, step.args, dict(step.kwargs)),
+            draws=_draws(step, results),
         )
 
     def _named(self, step: Library) -> dict[str, Any]:
@@ -289,6 +292,17 @@ def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     returns_one = len(schema.returns) == 1 and str(schema.returns[0].type) != "List[Tensor]"
     return _OpFacts(name, FUNCTIONS.get(op), returns_one)
+
+
+def _draws(step: Library, results: Sequence[int | None]) -> r.Draws:
+    named = dict(step.kwargs)
+    if not draws_random(step.op, step.args, named):
+        return r.Draws.NOTHING
+    device, generator = named.get("device"), named.get("generator")
+    on_host = generator is None and (device is None or torch.device(device).type == "cpu")
+    operands = any(True for _ in operands_in((*step.args, *named.values())))
+    is_unread = not step.into and all(number is None for number in results) and not operands
+    return r.Draws.UNREAD if on_host and is_unread else r.Draws.NUMBERS
 
 
 def _writes_one_of(names: set[str], step: Launch) -> bool:
