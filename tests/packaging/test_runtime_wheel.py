@@ -94,7 +94,7 @@ def test_the_wheel_for_aarch64_runs(cross_wheels: Path, tmp_path: Path) -> None:
         pytest.skip("no Python for AArch64 here: SMELT_AARCH64_ROOT is not set, or there is no qemu-aarch64-static")
     (wheel,) = cross_wheels.glob("smelt_runtime-*.whl")
     site = tmp_path / "site"
-    chosen = ["--python-version", "3.11", "--platform", "manylinux_2_28_aarch64", "--only-binary=:all:"]
+    chosen = ["--python-version", "3.11", "--platform", "manylinux_2_27_aarch64", "--only-binary=:all:"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--target", site, *chosen]
     run([*pip, wheel])
     x = torch.randn(2, 4)
