@@ -7,6 +7,7 @@ processor, unpacked from Debian's packages: `dpkg -x python3.11-minimal_…_arm6
 import fnmatch
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,37 @@ import torch
 import smelt
 from tests.packaging.commands import ROOT, clean_environment, run
 
+find_python = runpy.run_path(str(ROOT / "tools" / "pythons.py"))["find_python"]
+
 PAGE = (ROOT / "packages" / "runtime" / "README.md").read_text(encoding="utf-8")
 SCRIPTS: dict[str, str] = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 MOST_BYTES = 1_000_000
+
+# Threads that share a model, have sessions of their own and load files: what is wrong is printed.
+THREADS = """
+import threading, numpy, smelt_runtime
+
+x = numpy.linspace(-1, 1, 20, dtype="float32").reshape(5, 4)
+model = smelt_runtime.load("model.smelt", threads=1)
+expected, wrong = model(x), []
+
+def check(make):
+    call = make()
+    for _ in range(100):
+        if not numpy.array_equal(call(x), expected):
+            wrong.append(make)
+
+def load_again():
+    return lambda x: smelt_runtime.load("model.smelt", threads=1)(x)
+
+calls = [threading.Thread(target=check, args=(make,)) for make in (lambda: model, model.session, load_again) * 2]
+for each in calls:
+    each.start()
+for each in calls:
+    each.join()
+print(wrong)
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -34,15 +62,19 @@ def wheel(wheels: Path) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel, and with what pip fetches for it."""
-    home = tmp_path_factory.mktemp("empty")
-    run([sys.executable, "-m", "venv", home])
+def environment_with(wheel: Path, base: str, home: Path) -> Path:
+    """The Python of a new environment with the wheel, and with what pip fetches for it."""
+    run([base, "-m", "venv", home])
     pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "-qq", wheel]
     if subprocess.run(list(map(str, pip)), capture_output=True, timeout=600).returncode:
         pytest.skip("NumPy cannot be fetched here")
     return home / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of the Python that runs the tests."""
+    return environment_with(wheel, sys.executable, tmp_path_factory.mktemp("empty"))
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +111,17 @@ def test_the_page_leads_to_a_running_model(python: Path, folder: Path) -> None:
     ((command, lines),) = re.findall(r"```console\n\$ python (.*?)\n(.*?)```", PAGE, re.DOTALL)
     shown = run([python, *command.split()], cwd=folder, env=clean_environment())
     assert fnmatch.fnmatchcase(shown, re.sub(r"(?<=code for x86-64 )…", "*", lines).replace("[", "[[]"))
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14", "3.14t"])
+def test_the_same_wheel_runs_with_other_pythons(version: str, wheel: Path, folder: Path, tmp_path: Path) -> None:
+    base = find_python(version)
+    if base is None:
+        pytest.skip(f"there is no Python {version} here")
+    python = environment_with(wheel, base, tmp_path / "empty")
+    for name, printed in zip(("run.py", "train.py"), PRINTED, strict=True):
+        assert run([python, name], cwd=folder, env=clean_environment()) == printed
+    assert run([python, "-c", THREADS], cwd=folder, env=clean_environment()) == "[]\n"
 
 
 def test_smelt_reads_the_checkpoint_of_the_runtime(python: Path, folder: Path) -> None:
