@@ -1,10 +1,11 @@
 """The wheel of smelt-runtime, installed into an empty environment: its page is followed as a new user would.
 
-The wheel for AArch64 runs by qemu where `SMELT_AARCH64_ROOT` names a folder with Python 3.11 and the C library of that
+The wheels for AArch64 run by qemu where `SMELT_AARCH64_ROOT` names a folder with Python 3.11 and the C library of that
 processor, unpacked from Debian's packages: `dpkg -x python3.11-minimal_…_arm64.deb FOLDER`, and so on.
 """
 
 import fnmatch
+import json
 import os
 import re
 import runpy
@@ -131,23 +132,24 @@ def test_smelt_reads_the_checkpoint_of_the_runtime(python: Path, folder: Path) -
     assert not torch.equal(before["model.0.weight"], after["model.0.weight"])
 
 
-def test_the_wheel_for_aarch64_runs(cross_wheels: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["smelt", "smelt_runtime"])
+def test_the_wheels_for_aarch64_run(package: str, cross_wheels: Path, tmp_path: Path) -> None:
+    """The wheel of smelt without PyTorch: its C extension is imported, and loads a file."""
     root, qemu = os.environ.get("SMELT_AARCH64_ROOT"), shutil.which("qemu-aarch64-static")
-    if root is None or qemu is None:
-        pytest.skip("no Python for AArch64 here: SMELT_AARCH64_ROOT is not set, or there is no qemu-aarch64-static")
-    (wheel,) = cross_wheels.glob("smelt_runtime-*.whl")
+    if root is None or qemu is None or sys.version_info[:2] != (3, 11):
+        pytest.skip(
+            "no Python 3.11 for AArch64 here: SMELT_AARCH64_ROOT, qemu-aarch64-static or this Python is another"
+        )
+    (wheel,) = cross_wheels.glob(f"{package}-*.whl")
     site = tmp_path / "site"
-    chosen = ["--python-version", "3.11", "--platform", "manylinux_2_27_aarch64", "--only-binary=:all:"]
+    chosen = ["--python-version", "3.11", "--platform", "manylinux_2_27_aarch64", "--no-deps"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--target", site, *chosen]
-    run([*pip, wheel])
+    run([*pip, "numpy", wheel])
     x = torch.randn(2, 4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     smelt.export(model, (x,), targets=("aarch64",)).save(tmp_path / "model.smelt")
     numpy.save(tmp_path / "x.npy", x.numpy())
-    script = "import numpy, smelt_runtime; print(smelt_runtime.load('model.smelt')(numpy.load('x.npy')).tolist())"
-    printed = run(
-        [qemu, "-L", root, "-E", f"PYTHONPATH={site}", f"{root}/usr/bin/python3.11", "-c", script],
-        cwd=tmp_path,
-        env=clean_environment(),
-    )
-    torch.testing.assert_close(torch.tensor(eval(printed)), model(x).detach())
+    script = f"import numpy, {package}; print({package}.load('model.smelt')(numpy.load('x.npy')).tolist())"
+    command = [qemu, "-L", root, "-E", f"PYTHONPATH={site}", f"{root}/usr/bin/python3.11", "-c", script]
+    printed = run(command, cwd=tmp_path, env=clean_environment())
+    torch.testing.assert_close(torch.tensor(json.loads(printed)), model(x).detach())

@@ -1,8 +1,8 @@
 """`python -m smelt_runtime model.smelt` prints what a file takes, returns and keeps.
 
-linear, for host (x86-64)
-  input   float32[rows 1…4096, 4]
-  output  output[0] float32[rows, 2]
+Linear, code for x86-64
+  input   input: float32[rows 1…4096, 4]
+  output  output: float32[0…, 2]
 """
 
 import sys
@@ -12,6 +12,8 @@ from smelt.base.errors import SmeltError
 from smelt.deploy.loaded import LoadedArtifact, load
 from smelt.deploy.runtime import RegisterInfo
 
+UNBOUNDED = 2**63 - 1
+
 
 def register_text(register: RegisterInfo) -> str:
     """`x: float32[rows 2…4096, 4]`."""
@@ -19,7 +21,7 @@ def register_text(register: RegisterInfo) -> str:
         return f"{register.name}: one of {', '.join(map(repr, register.choices))}"
     dims = []
     for low, high, name in register.dims:
-        bounds = str(low) if low == high else f"{low}…{high}"
+        bounds = str(low) if low == high else f"{low}…{'' if high == UNBOUNDED else high}"
         dims.append(f"{name} {bounds}" if name else bounds)
     return f"{register.name}: {register.dtype or 'None, or a tensor'}[{', '.join(dims)}]"
 
