@@ -33,8 +33,9 @@
 #              are fetched (ARGS="3.13:2.15" to choose)
 # make test-no-layout  a part of the tests without a look into PyTorch's memory (SMELT_NO_LAYOUT=1)
 # make test-leaks  a million calls, after which nothing may have stayed behind
-# make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
-# make test-wheel  build one, install it into an empty environment and run the demo there without a compiler: two minutes
+# make wheel   wheels of smelt for each Python there is (3.11, 3.12, 3.13) and of smelt-runtime, for x86-64 and AArch64, in dist/
+#              (ARGS="3.12 --machine x86_64" to choose)
+# make test-wheel  build them, install them into empty environments and run the demo and exported files there: five minutes
 # make static-core  the C code that static models have inside, as LLVM bitcode, after a change of it: needs clang
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk

@@ -13,6 +13,7 @@ from typing import Any
 from smelt.ir.artifact_file import layout as files
 from smelt.ir.table import layout
 from smelt.ir.table import records as tables
+from smelt.ir.table.dtypes import DTYPES
 from smelt.symbolic import postfix
 
 HEADER = Path(__file__).parents[1] / "src" / "smelt" / "csrc" / "executor" / "records.h"
@@ -127,7 +128,7 @@ def header() -> str:
     instructions = [f"O({op.name}, {postfix.ARITY[op]})" for op in postfix.Op]
     parts.append("/* O(instruction, how many numbers it takes off the stack), in the order of their numbers. */\n")
     parts[-1] += macro("#define EXPRESSION_OPS(O)", instructions)
-    sizes = [f"D({name}, {size})" for name, size in tables.DTYPES.items()]
+    sizes = [f"D({name}, {size})" for name, size in DTYPES.items()]
     parts.append("/* D(dtype, bytes of an element), in the order of their numbers. */\n")
     parts[-1] += macro("#define TABLE_DTYPES(D)", sizes)
     return "\n".join([*parts, "#endif\n"])

@@ -1,44 +1,26 @@
 """A wheel: built without torch, installed into an empty environment, and used where there is no compiler."""
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.commands import ROOT, clean_environment, run
+
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-NO_TOOLS = 3  # what tools/wheel.py ends with where setuptools or auditwheel cannot be fetched
 
 pytestmark = pytest.mark.slow
 
 
-def run(command: Sequence[object], **settings: object) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, **settings)  # type: ignore[call-overload]
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return str(done.stdout)
-
-
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(wheels: Path) -> Path:
     """The wheel of the Python that runs the tests."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("wheels are built for Linux")
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        pytest.skip("there is no C compiler here")
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, str(ROOT / "tools" / "wheel.py"), VERSION, "--to", str(folder)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=600)
-    if done.returncode == NO_TOOLS:
-        pytest.skip("setuptools or auditwheel cannot be fetched here")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = folder.glob("*.whl")
+    (made,) = wheels.glob("smelt-*.whl")
     return made
 
 
@@ -83,7 +65,7 @@ def install(python: Path, wheel: Path) -> None:
 def test_conform_is_installed_as_a_package_of_its_own(wheel: Path, tmp_path: Path) -> None:
     python = environment_with(wheel, tmp_path / "empty")
     command = [python, "-m", "smelt", "conform", "sim", "--list"]
-    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    settings = clean_environment()
     missing = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=600)
     assert missing.returncode == 2 and "pip install smelt-conform" in missing.stderr
     shutil.copytree(ROOT / "plugins" / "conform", tmp_path / "sources")
@@ -104,8 +86,7 @@ def test_the_demo_runs_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / "work" / folder)
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SMELT_CACHE", "CC", "CXX")}
-    settings = {**kept, "PATH": str(nothing), "SMELT_CACHE_DIR": str(tmp_path / "cache")}
+    settings = {**clean_environment(), "PATH": str(nothing), "SMELT_CACHE_DIR": str(tmp_path / "cache")}
     script = "import smelt, shutil; print(smelt.__file__, *map(shutil.which, ('cc', 'gcc', 'g++', 'clang')))"
     said = run([python, "-c", script], cwd=tmp_path / "work", env=settings)
     assert said.startswith(str(home)) and said.split()[1:] == ["None"] * 4

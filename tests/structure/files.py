@@ -13,7 +13,7 @@ _COMMENT = re.compile(r"\A\s*/\*+(.*?)\*/", re.DOTALL)
 
 def python_files() -> list[Path]:
     """Every Python file of the repository that is ours."""
-    folders = [ROOT / name for name in ("src", "plugins", "tests", "benchmarks", "examples")]
+    folders = [ROOT / name for name in ("src", "plugins", "packages", "tests", "benchmarks", "examples")]
     paths = [path for folder in folders for path in folder.rglob("*.py*")]
     return sorted(path for path in paths if path.suffix in (".py", ".pyi") and not _is_marker(path))
 

@@ -85,7 +85,7 @@ def _with_fields(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -
     known: dict[str, Any] = {}
     for base in plain.__mro__[-2:0:-1]:
         known |= vars(base).get("__dataclass_fields__", {})
-    own = {name: kind for name, kind in vars(plain).get("__annotations__", {}).items() if not _is_class_variable(kind)}
+    own = {name: kind for name, kind in plain.__annotations__.items() if not _is_class_variable(kind)}
     for name, kind in own.items():
         default = getattr(plain, name, MISSING)
         each: Any = default if isinstance(default, Field) else _field(default)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.deploy.runtime import TensorAt
-from smelt.ir.table.records import DTYPES
+from smelt.ir.table.dtypes import DTYPES
 
 _AS_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
@@ -90,15 +90,14 @@ Arrays = TorchArrays | NumpyArrays
 
 
 def arrays_for(leaves: Sequence[Any]) -> Arrays:
-    """What a call is given: NumPy's arrays if there are some and no tensors; else tensors, if there is torch."""
-    if any(type(leaf).__module__ == "numpy" for leaf in leaves):
-        torch = sys.modules.get("torch")
-        if torch is None or not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return NumpyArrays()
-    try:
-        return TorchArrays()
-    except ImportError:
-        return NumpyArrays()
+    """What a call is given: NumPy's arrays if there are some and no tensors; else tensors, if the program uses torch.
+
+    `import smelt` imports torch where it is installed. The package `smelt-runtime` does not.
+    """
+    torch = sys.modules.get("torch")
+    has_tensors = torch is not None and any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    has_arrays = any(type(leaf).__module__ == "numpy" for leaf in leaves)
+    return NumpyArrays() if torch is None or (has_arrays and not has_tensors) else TorchArrays()
 
 
 def copied(arrays: Arrays, tensor: TensorAt) -> Any:

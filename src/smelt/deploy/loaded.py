@@ -19,7 +19,7 @@ from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
 from smelt.deploy.manifest import ArgumentForm, Signature, entry_manifests
 from smelt.deploy.runtime import MOST_THREADS, EntryInfo, Model, RegisterInfo, Session
-from smelt.ir.table.records import DTYPES
+from smelt.ir.table.dtypes import DTYPES
 
 
 class LoadedEntry:
@@ -148,7 +148,7 @@ class LoadedArtifact:
         return self._first(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state by name, as copies: tensors if torch is installed, otherwise NumPy arrays."""
+        """Its state by name, as copies: tensors if torch is imported, otherwise NumPy arrays."""
         arrays = arrays_for(())
         state = {}
         with self._lock:

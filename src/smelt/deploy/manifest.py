@@ -3,7 +3,7 @@
 The C runtime does not read it. `Signature.of(manifest)` is what `smelt.load` calls an artifact by; it needs no torch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
@@ -144,7 +144,11 @@ class Signature:
         return form
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call's arguments."""
+        """The leaves of a call's arguments; `ValueError` if the call has another form than the exported one."""
+        exported = self.parameters.items
+        if len(exported) == 2 and (len(args) != len(exported[0].items) or set(kwargs) != set(exported[1].keys)):
+            expected = _form(len(exported[0].items), map(str, exported[1].keys))
+            raise ValueError(f"{self.name} was exported for calls with {expected}, not with {_form(len(args), kwargs)}")
         return list(self.parameters.flatten((args, dict(kwargs))))
 
     def inputs(self, leaves: Sequence[Any]) -> Iterator[tuple[ArgumentForm, Any]]:
@@ -155,6 +159,11 @@ class Signature:
                 raise ValueError(f"{argument.name} is {wanted} in this artifact, not {value!r}")
             if argument.is_input:
                 yield argument, value
+
+
+def _form(count: int, keywords: Iterable[str]) -> str:
+    """`1 positional argument, mask=`."""
+    return ", ".join([f"{count} positional argument{'' if count == 1 else 's'}", *(f"{name}=" for name in keywords)])
 
 
 def _same(value: Any, choice: Any) -> bool:

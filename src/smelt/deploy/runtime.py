@@ -16,7 +16,7 @@ from typing import Any
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.paths import PACKAGE
-from smelt.ir.table.records import DTYPE_NAMES
+from smelt.ir.table.dtypes import DTYPE_NAMES
 
 LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
 

@@ -9,7 +9,8 @@ from smelt import _native
 from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.artifact_file.layout import ALIGN
 from smelt.ir.table import records as r
-from smelt.ir.table.records import DTYPES, Bind, RegisterKind
+from smelt.ir.table.dtypes import DTYPES
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.postfix import encode
 
 # What NAME_run returns, as csrc/static/static.c numbers it.

@@ -14,7 +14,8 @@ from typing import Any
 from smelt.codegen.static.header import CODES, RAISED, comment, raised, rank_of
 from smelt.ir.artifact_file.artifact import of_kind
 from smelt.ir.table import records as r
-from smelt.ir.table.records import DTYPE_NAMES, RegisterKind
+from smelt.ir.table.dtypes import DTYPE_NAMES
+from smelt.ir.table.records import RegisterKind
 from smelt.symbolic.shapes import contiguous_stride
 
 _ASSETS = Path(__file__).parent / "assets"

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin
 
+from smelt.ir.table.dtypes import DTYPE_NAMES
 from smelt.ir.table.records import (
-    DTYPE_NAMES,
     KINDS,
     SECTIONS,
     Expression,

@@ -24,6 +24,7 @@ from enum import IntEnum
 from typing import Annotated, Any, NamedTuple
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.table.dtypes import DTYPES
 from smelt.symbolic.expressions import LARGEST
 from smelt.symbolic.postfix import Expression as Expression
 from smelt.symbolic.postfix import Instruction as Instruction
@@ -40,14 +41,6 @@ MOST_GRID_THREADS = 1024  # of a block
 MOST_SHARED = 2**20  # bytes of a block
 MOST_BYTES = 2**47  # of anything in memory
 ZERO = number(0)
-
-# Every dtype of a register: its name in PyTorch and NumPy, and the bytes of an element. Its number is its place here.
-DTYPES: dict[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
-    "float64": 8, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}  # fmt: skip
-DTYPE_NAMES = tuple(DTYPES)
 
 # --- what a field may be beside numbers, text, expressions and other records ----------------------------------------
 
