@@ -88,6 +88,30 @@ def test_a_start_from_the_cache_loads_none_of_the_stages(tmp_path: Path) -> None
     assert warm["graphs"] == cold["graphs"]
 
 
+POINTWISE = """
+import json, sys
+import torch
+
+before = set(sys.modules)
+import smelt
+
+x, y = torch.randn(1024), torch.randn(1024)
+function = lambda x, y: (torch.sin(x) + y).relu()
+assert torch.allclose(smelt.compile(function)(x, y), function(x, y), atol=1e-6)
+print(json.dumps({"modules": sorted(set(sys.modules) - before)}))
+"""
+
+
+def test_a_pointwise_function_loads_no_part_for_gradients_sizes_products_or_checks() -> None:
+    """They were a tenth of a first call."""
+    answer = run(POINTWISE, SMELT_CACHE="0")
+    parts = ("smelt.autograd.partition", "smelt.pipeline.backward.", "smelt.pipeline.sizes.template")
+    parts += ("smelt.fuse.lowering.attention", "smelt.fuse.lowering.convolutions", "smelt.fuse.lowering.recurrence")
+    parts += ("smelt.fuse.lowering.dequantize", "smelt.fuse.check_fusion", "smelt.ir.loops.check")
+    assert isinstance(answer["modules"], list)
+    assert [module for module in answer["modules"] if module.startswith(parts)] == []
+
+
 SIZES = """
 import json, sys
 import torch

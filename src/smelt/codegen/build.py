@@ -36,7 +36,6 @@ from smelt.device import find
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup, members
 from smelt.ir.kernel_code import GridPhase
-from smelt.ir.loops.check import check_module
 from smelt.ir.loops.text import format_module
 from smelt.ir.substitute_sizes import shape_env_of
 from smelt.ir.text import format_kernel
@@ -178,6 +177,8 @@ def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
     module_units = units(kernels, symbols, target, how)
     events.count("kernels_built", len(module_units))
     if how.check:
+        from smelt.ir.loops.check import check_module
+
         check_module(module_of(module_units))
     if events.wanted("loops"):
         events.emit("loops", format_module(module_of(module_units)), kernels)

@@ -20,7 +20,7 @@ from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inline_exprs import inline
-from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
@@ -230,8 +230,14 @@ def _likeness(groups: Groups, group: Group, stored: set[FusionValue]) -> tuple[A
     return key, values
 
 
+_TOLD_BY_TYPE = frozenset({Slot, int, bool, str, type(None), torch.dtype, torch.device})
+
+
 def _told_apart(rule: Any) -> Any:
     """A rule as part of a key: numbers in it compare equal only if kernels treat them the same."""
+    kind = type(rule)
+    if kind in _TOLD_BY_TYPE:
+        return (kind, rule)
     if isinstance(rule, PointRule):
         return (rule.lowering, _told_apart(rule.args), _told_apart(tuple(rule.kwargs.items())), rule.common)
     if isinstance(rule, tuple | list):
@@ -240,7 +246,7 @@ def _told_apart(rule: Any) -> Any:
         return rule
     if isinstance(rule, ScatterRule):
         return None  # what is put may be a number
-    return (type(rule), repr(rule) if type(rule) in (float, complex) else rule)
+    return (kind, repr(rule) if kind in (float, complex) else rule)
 
 
 def _most_used_device(lowered: Lowered) -> torch.device | None:

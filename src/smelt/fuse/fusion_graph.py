@@ -10,7 +10,7 @@ own dimensions, so views, broadcasts and transposes are all the same thing: a `F
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -18,12 +18,9 @@ from torch import fx
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.attention import AttentionCall, is_attention_call
-from smelt.fuse.lowering.dequantize import with_integers
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
-from smelt.fuse.lowering.recurrence import RecurrenceCall, is_recurrence_call
 from smelt.fuse.lowering.rules import PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
@@ -61,6 +58,10 @@ from smelt.ops.registry import only_result, record_of
 from smelt.ops.views import expand, squeeze
 from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense, product, span
 from smelt.symbolic.symsize import known_equal, same_sizes
+
+if TYPE_CHECKING:
+    from smelt.fuse.lowering.attention import AttentionCall
+    from smelt.fuse.lowering.recurrence import RecurrenceCall
 
 
 def lower(
@@ -155,7 +156,7 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            against = self._whole(node) if is_recurrence_call(node) or is_attention_call(node) else self._products(node)
+            against = self._whole_or_product(node)
             if against is not None:
                 self._library(node, record, against or why)
         elif isinstance(record.lowering, View):
@@ -489,13 +490,20 @@ class _Lowerer:
         ref: Ref = self.refs[node]
         return ref.layout
 
-    def _whole(self, node: fx.Node) -> str | None:
+    def _whole_or_product(self, node: fx.Node) -> str | None:
+        from smelt.fuse.lowering.attention import is_attention_call  # not where all is element-wise
+        from smelt.fuse.lowering.recurrence import is_recurrence_call
+
+        is_recurrent = is_recurrence_call(node)
+        return self._whole(node, is_recurrent) if is_recurrent or is_attention_call(node) else self._products(node)
+
+    def _whole(self, node: fx.Node, is_recurrent: bool) -> str | None:
         """Lower an attention or a recurrent layer to a kernel, or return the reason why it is a library call."""
         read = {user.args[1] for user in node.users if user in self.live}
         used = [each for each in _results(node) if each[0] in read]
         asked = [(number, spec) for number, _, spec in used]
         choice: tuple[AttentionCall | RecurrenceCall, str] | str
-        if is_recurrence_call(node):
+        if is_recurrent:
             choice = self.products.recur(node, self._layout_and_value, asked)
         else:
             choice = self.products.attend(node, self._layout_and_value, asked)
@@ -521,6 +529,8 @@ class _Lowerer:
         calls = self.products.read(node, self._layout)
         if not isinstance(calls, dict):
             return calls or ""
+        from smelt.fuse.lowering.dequantize import with_integers
+
         results = _results(node)
         plans: dict[int, tuple[ProductCall, list[FusionValue], TensorSpec, str]] = {}
         for number, _, spec in results:

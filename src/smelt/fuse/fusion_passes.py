@@ -13,10 +13,9 @@ from smelt.base.errors import LibraryError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options, config
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.base.row import BudgetUse, Row, run_rows
+from smelt.base.row import BudgetUse, Check, Row, run_rows
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
-from smelt.fuse.check_fusion import FusionCheck
 from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, join_sums, recompute
@@ -216,7 +215,7 @@ def build_program(
     library = options.library != "none"
     targets = TargetChoice(options.target, limits, for_files=not library)
     context = FusionContext(name, traced, targets, budget, options.products, options.convolutions, library)
-    check = FusionCheck() if options.check_specs or config.check_specs else None
+    check = _check_of_forms() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, budget, stage, check)
     limit = budget.left
@@ -236,3 +235,9 @@ def build_program(
             continue
         program: Program = run_rows(grouped, MEMORY, context, budget, stage, check)
         return program
+
+
+def _check_of_forms() -> Check:
+    from smelt.fuse.check_fusion import FusionCheck
+
+    return FusionCheck()

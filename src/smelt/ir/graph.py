@@ -252,11 +252,14 @@ def call_key(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 
 def as_key(value: Any) -> Any:
     """Equal exactly when two arguments mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    if isinstance(value, tuple | list):
-        return tuple(as_key(item) for item in value)
-    if isinstance(value, fx.Node):
+    kind = type(value)
+    if kind is fx.Node:
         return value
-    return (type(value), value.hex() if isinstance(value, float) else value)
+    if kind is int:  # most are, and asking each for all that it may be takes longer than the rest
+        return (int, value)
+    if isinstance(value, tuple | list):
+        return tuple([as_key(item) for item in value])
+    return (kind, value.hex() if isinstance(value, float) else value)
 
 
 def add_copy(graph: fx.Graph, node: fx.Node, copy_of: Callable[[fx.Node], Any]) -> fx.Node:

@@ -126,7 +126,7 @@ def _holds(value: Any, is_size: Callable[[Any], bool]) -> bool:
     if type(value) in _NO_SIZES:
         return False
     if isinstance(value, tuple | list):
-        return any(_holds(item, is_size) for item in value)
+        return not _NO_SIZES.issuperset(map(type, value)) and any(_holds(item, is_size) for item in value)
     return filling(value, is_size) is not None
 
 

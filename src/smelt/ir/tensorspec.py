@@ -15,6 +15,7 @@ from smelt.symbolic.symnode import Formula
 from smelt.symbolic.symsize import known_equal
 
 _SPEC = "smelt_spec"
+_INT = frozenset({int})
 
 SHORT_NAMES: dict[torch.dtype, str] = {
     torch.float64: "f64",
@@ -70,7 +71,7 @@ class TensorSpec:
     @property
     def varies(self) -> bool:
         """Whether some size differs from call to call."""
-        return not all(type(size) is int for size in (*self.shape, *self.stride, self.offset))
+        return not _INT.issuperset(map(type, (*self.shape, *self.stride, self.offset)))
 
     @property
     def numel(self) -> Size:
@@ -115,7 +116,7 @@ class UnplacedSpec:
     @property
     def varies(self) -> bool:
         """Whether some size differs from call to call."""
-        return not all(type(size) is int for size in (*self.shape, *self.stride, self.offset))
+        return not _INT.issuperset(map(type, (*self.shape, *self.stride, self.offset)))
 
     def on(self, device: torch.device) -> TensorSpec:
         """The spec of that result on a device."""

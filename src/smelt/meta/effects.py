@@ -175,6 +175,9 @@ def quietly_written(target: object, args: Sequence[Any]) -> tuple[Any, ...]:
 
 def draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not _effect(target)[1]:
+        return False
     return why_not_share(node) == RANDOM
 
 

@@ -6,14 +6,13 @@ Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate
 import itertools
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt import codegen
 from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
 from smelt.autograd.joint.trace_joint import Pure, TraceSource, replaying
-from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events
 from smelt.base.errors import LibraryError
 from smelt.base.options import Options, config
@@ -26,15 +25,12 @@ from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_specs
 from smelt.ops.decompositions import decompositions as decompositions_for
-from smelt.pipeline.backward.lazy_backwards import Backwards
 from smelt.pipeline.cache import pending_reuse
 from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
 from smelt.pipeline.parts import Built, CompiledParts, bind, executable_of, launcher_for
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
-from smelt.pipeline.sizes.dispatch import SizedGraph
 from smelt.pipeline.sizes.open_graph import is_sized
-from smelt.pipeline.sizes.template import Bound, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
@@ -42,6 +38,11 @@ from smelt.runtime.program.flatten import BuiltKernel
 from smelt.runtime.program.launch import Executable
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.symnode import is_symbolic
+
+if TYPE_CHECKING:
+    from smelt.autograd.partition.partition import ForwardBackward
+    from smelt.pipeline.backward.lazy_backwards import Backwards
+    from smelt.pipeline.sizes.template import Bound, Tracing
 
 _numbers = itertools.count()
 
@@ -66,9 +67,13 @@ class Compilation:
         self._why_eager: set[str] = set()
 
     def compile(self, traced: Traced) -> Flat:
-        return SizedGraph(traced, self).__call__ if is_sized(traced) else self.compile_static(traced)
+        if not is_sized(traced):
+            return self.compile_static(traced)
+        from smelt.pipeline.sizes.dispatch import SizedGraph  # most graphs have static sizes
 
-    def compile_static(self, traced: Traced, in_symbols: Callable[[], Bound | None] = lambda: None) -> Flat:
+        return SizedGraph(traced, self).__call__
+
+    def compile_static(self, traced: Traced, in_symbols: "Callable[[], Bound | None]" = lambda: None) -> Flat:
         if (parts := pending_reuse.take(traced, self.options)) is not None:
             return self.join(parts)
         entry, stored = self.looked_up or look_up(traced, self.options, self.arenas, beside_stored)
@@ -82,12 +87,14 @@ class Compilation:
             parts = with_stored_backwards(parts, entry, self.options, self.arenas)
         return self.join(parts)
 
-    def bind(self, bound: Bound, traced: Callable[[], Traced]) -> Flat:
+    def bind(self, bound: "Bound", traced: Callable[[], Traced]) -> Flat:
         """Bind what was compiled in symbols. Compiles nothing, so it neither reads nor writes the cache."""
         return self.join(self._bound_parts(bound, traced, fills_tables=device_of(self.options.target) is None))
 
-    def trace(self, traced: Traced, shape_env: ShapeEnv) -> Tracing:
+    def trace(self, traced: Traced, shape_env: ShapeEnv) -> "Tracing":
         """Trace a graph whose inputs have symbols for sizes."""
+        from smelt.pipeline.sizes.template import Tracing
+
         _refuse("a memory budget is kept for the sizes at hand" if self.options.memory_budget is not None else None)
         number = next(_numbers)
         graphs = self._functional(traced, f"graph{number}")
@@ -106,7 +113,7 @@ class Compilation:
         return executable.run
 
     def lower_bound(
-        self, bound: Bound, fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
+        self, bound: "Bound", fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
     ) -> Flat:
         """The same for a graph in symbols, bound to sizes. `fills_tables`: without flattening, where that is possible;
         what is written to the disk cache has a program."""
@@ -126,15 +133,17 @@ class Compilation:
         return program, codegen.compile_kernels(program.kernels, self.options, self.budget, name)
 
     def backwards(
-        self, traced: Traced, plan: JointPlan, name: str, ambient: Ambient, halves: ForwardBackward | None = None
-    ) -> Backwards:
-        def retrace() -> ForwardBackward | None:
+        self, traced: Traced, plan: JointPlan, name: str, ambient: Ambient, halves: "ForwardBackward | None" = None
+    ) -> "Backwards":
+        from smelt.pipeline.backward.lazy_backwards import Backwards  # many graphs have no backward
+
+        def retrace() -> "ForwardBackward | None":
             retraced = self._functional_or_eager(traced, name)
-            return retraced if isinstance(retraced, ForwardBackward) else None
+            return None if isinstance(retraced, Pure) else retraced
 
         return Backwards(retrace, plan, self.lower, self.options, name, ambient, halves)
 
-    def _parts(self, traced: Traced, bound: Bound | None) -> CompiledParts:
+    def _parts(self, traced: Traced, bound: "Bound | None") -> CompiledParts:
         if bound is not None:
             return self._bound_parts(bound, lambda: traced)
         number = next(_numbers)
@@ -153,8 +162,10 @@ class Compilation:
             forward, graphs.plan, graphs.eager, graphs.replay, backwards, backwards.graph, backwards.part
         )
 
-    def _bound_parts(self, bound: Bound, traced: Callable[[], Traced], fills_tables: bool = False) -> CompiledParts:
+    def _bound_parts(self, bound: "Bound", traced: Callable[[], Traced], fills_tables: bool = False) -> CompiledParts:
         """The parts compiled in symbols, bound to sizes. `traced` makes the graph with these sizes, if needed."""
+        from smelt.pipeline.backward.lazy_backwards import Backwards
+
         number, graphs, plan = bound.tracing.number, bound.tracing.graphs, bound.plan()
 
         @cache
@@ -180,7 +191,7 @@ class Compilation:
 
         return CompiledParts(forward, plan, eager, replay, backwards, graph, backwards.part, has_static_shapes=False)
 
-    def _functional_or_eager(self, traced: Traced, name: str) -> Pure | ForwardBackward | None:
+    def _functional_or_eager(self, traced: Traced, name: str) -> "Pure | ForwardBackward | None":
         """The functional graph, or forward and backward; None if the graph falls back to eager."""
         try:
             return self._functional(traced, name)
@@ -196,7 +207,7 @@ class Compilation:
                 events.fell_back("a graph", refused.reason)
             return None
 
-    def _functional(self, traced: Traced, name: str) -> Pure | ForwardBackward:
+    def _functional(self, traced: Traced, name: str) -> "Pure | ForwardBackward":
         context = PassContext(self.options, name, RewriteBudget(self.options.max_rewrites), self.decompositions())
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
@@ -212,7 +223,7 @@ class Compilation:
 class EagerCompilation(Compilation):
     """Through autograd, then run by eager PyTorch, operator by operator: results are bitwise equal to eager's."""
 
-    def compile_static(self, traced: Traced, in_symbols: Callable[[], Bound | None] = lambda: None) -> Flat:
+    def compile_static(self, traced: Traced, in_symbols: "Callable[[], Bound | None]" = lambda: None) -> Flat:
         return self.join(self._parts(traced, in_symbols()))
 
     def decompositions(self) -> Decompositions:
@@ -225,7 +236,7 @@ class EagerCompilation(Compilation):
         return half.to_consuming() if consuming else half.to_module().forward
 
     def lower_bound(
-        self, bound: Bound, fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
+        self, bound: "Bound", fills_tables: bool, half: Traced, name: str, consuming: bool, planned: bool
     ) -> Flat:
         return self.lower(bound.graph(half), name, consuming, planned)
 

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import field
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt import codegen, fuse
 from smelt.autograd.joint.functional_trace import Decompositions
-from smelt.autograd.joint.partial_backward import for_the_loss
 from smelt.autograd.joint.trace_joint import Joint, Pure, trace_forward, trace_joint
-from smelt.autograd.partition.partition import ForwardBackward, default, min_cut
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options, config
@@ -26,11 +24,9 @@ from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import tensor_specs
 from smelt.ir.text import format_program
-from smelt.meta.memory_peak import Peak, graph_peak, program_peak
 from smelt.pipeline.parts import bind
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.launch import Executable
-from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
 from smelt.simplify import (
     PASSES,
     SimplifyPass,
@@ -41,6 +37,10 @@ from smelt.simplify import (
     split_biases,
     why_not_operands,
 )
+
+if TYPE_CHECKING:
+    from smelt.autograd.partition.partition import ForwardBackward
+    from smelt.meta.memory_peak import Peak
 
 
 class Form(Enum):
@@ -134,7 +134,9 @@ def run_keep_masks(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     return graph
 
 
-def run_split(joint: Joint, context: PassContext) -> ForwardBackward:
+def run_split(joint: Joint, context: PassContext) -> "ForwardBackward":
+    from smelt.autograd.partition.partition import default, min_cut  # many graphs have no backward
+
     budget = context.options.memory_budget
     if budget is not None:
         # What was decomposed will be fused; what was not is run operator by operator.
@@ -143,8 +145,12 @@ def run_split(joint: Joint, context: PassContext) -> ForwardBackward:
     return min_cut(joint) if context.options.recompute else default(joint)
 
 
-def _peaks_when_fused(halves: ForwardBackward, options: Options) -> tuple[Peak, ...]:
+def _peaks_when_fused(halves: "ForwardBackward", options: Options) -> "tuple[Peak, ...]":
     """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
+    from smelt.autograd.joint.partial_backward import for_the_loss
+    from smelt.meta.memory_peak import graph_peak, program_peak
+    from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
+
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
     if any(half is not None and why_not_generate(half, options.target) for half in (halves.forward, backward)):
         return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
@@ -192,6 +198,8 @@ def run_passes(value: Any, passes: tuple[Pass, ...], context: PassContext) -> An
 
 
 def check_form(value: Any, step: Pass) -> None:
+    from smelt.autograd.partition.partition import ForwardBackward
+
     if isinstance(value, Traced):
         check_graph(value.graph, value.level, after=step.name)
     elif isinstance(value, Pure | Joint):

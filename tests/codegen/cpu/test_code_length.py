@@ -70,6 +70,24 @@ def test_many_points_are_worth_several_vectors() -> None:
     assert few.lanes < many.lanes
 
 
+FUNCTION = """
+kernel function rows(i:1) cols(j:{cols})
+  in x: f32[{cols}]
+  out y: f32[{cols}]
+  loop:
+    a = load x[j]
+    b = tanh a : f32
+    store y[j] = b
+"""
+
+
+def test_a_function_of_few_points_is_written_for_one_vector() -> None:
+    """LLVM takes most of the time of a first call for functions, of which there is little to gain at 1024 points."""
+    few, many = (parse_kernel(FUNCTION.format(cols=cols)) for cols in (1024, 65536))
+    assert plan(few, find("x86-64-v4")).lanes == 16 < plan(many, find("x86-64-v4")).lanes
+    same_as_reference(few)
+
+
 def test_sums_as_long_as_each_other_share_their_loops() -> None:
     """One loop clears them, one empties them now and then and at the end, one stores them and its tail."""
     text = source(parse_kernel(sized(FOLDS, 200, 240)))

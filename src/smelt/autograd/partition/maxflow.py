@@ -34,38 +34,47 @@ class Network:
 
     def cut(self) -> set[int]:
         """Push as much flow as fits; the source's side of the minimum cut nearest the sink."""
-        while (levels := self._levels())[self.sink] >= 0:
-            following = [0] * len(self._heads)
-            while self._push_one_path(levels, following):
-                pass
+        while (levels := self._levels())[self.source] >= 0:
+            self._push(levels)
         beyond = self._reaching_sink()
         return {vertex for vertex in range(len(self._heads)) if vertex not in beyond}
 
     def _levels(self) -> list[int]:
+        """How many edges each vertex is away from the sink; -1 for those farther away than the source."""
         heads, to, left = self._heads, self._to, self._left
         levels = [-1] * len(heads)
-        levels[self.source] = 0
-        queue = deque([self.source])
-        while queue:
-            vertex = queue.popleft()
-            level = levels[vertex] + 1
-            for edge in heads[vertex]:
-                target = to[edge]
-                if levels[target] < 0 and left[edge] > 0:
-                    levels[target] = level
-                    queue.append(target)
+        levels[self.sink] = level = 0
+        reached = [self.sink]
+        while reached and levels[self.source] < 0:
+            level += 1
+            before, reached = reached, []
+            for vertex in before:
+                for edge in heads[vertex]:
+                    origin = to[edge]
+                    if levels[origin] < 0 and left[edge ^ 1] > 0:
+                        levels[origin] = level
+                        reached.append(origin)
         return levels
 
-    def _push_one_path(self, levels: list[int], following: list[int]) -> bool:
-        """One augmenting path along rising levels; `following` remembers edges that lead nowhere in this phase."""
-        to, left = self._to, self._left
+    def _push(self, levels: list[int]) -> None:
+        """Flow along falling levels, until no path is left. The next path begins where the last one is full."""
+        heads, to, left = self._heads, self._to, self._left
+        following = [0] * len(heads)  # edges before these lead nowhere in this phase
         path: list[int] = []
         vertex = self.source
-        while vertex != self.sink:
-            edges, level = self._heads[vertex], levels[vertex] + 1
+        while True:
+            if vertex == self.sink:
+                amount = min([left[edge] for edge in path])
+                for edge in path:
+                    left[edge] -= amount
+                    left[edge ^ 1] += amount
+                full = next(place for place, edge in enumerate(path) if not left[edge])
+                vertex = to[path[full] ^ 1]
+                del path[full:]
+            edges, level = heads[vertex], levels[vertex] - 1
             for place in range(following[vertex], len(edges)):
                 edge = edges[place]
-                if levels[to[edge]] == level and left[edge] > 0:
+                if left[edge] > 0 and levels[to[edge]] == level:
                     following[vertex] = place
                     path.append(edge)
                     vertex = to[edge]
@@ -73,14 +82,9 @@ class Network:
             else:
                 following[vertex] = len(edges)
                 if not path:
-                    return False
+                    return
                 vertex = to[path.pop() ^ 1]
                 following[vertex] += 1
-        amount = min([left[edge] for edge in path])
-        for edge in path:
-            left[edge] -= amount
-            left[edge ^ 1] += amount
-        return True
 
     def _reaching_sink(self) -> set[int]:
         reaching = {self.sink}

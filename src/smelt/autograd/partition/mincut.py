@@ -9,7 +9,7 @@ other prices (`cheapest`) serve a memory budget.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from torch import fx
 
@@ -84,7 +84,8 @@ class Problem:
             return hint(spec.nbytes) * (PER_BYTE + _PER_COPIED_BYTE) + 1
         if node in self.live_anyway:
             return hint(spec.nbytes) * PER_BYTE + 1
-        return hint(spec.nbytes) * PER_BYTE + 2 + (hint(spec.nbytes) // _WRITTEN_SHARE if _is_of_one(node) else 0)
+        nbytes = hint(spec.nbytes)
+        return nbytes * PER_BYTE + 2 + (nbytes // _WRITTEN_SHARE if self._is_of_one(node) else 0)
 
     @cached_property
     def may_be_mutated(self) -> frozenset[fx.Node]:
@@ -97,7 +98,38 @@ class Problem:
 
     def fewest_bytes(self) -> list[fx.Node]:
         """The fewest bytes from which cheap operators compute all that the backward reads."""
-        return self.cheapest(self.price, lambda node: 0 if why_not_recompute(node) is None else INFINITE)
+        return self.cheapest(self.price, lambda node: 0 if self._why_not_recompute(node) is None else INFINITE)
+
+    def _is_of_one(self, node: fx.Node) -> bool:
+        """Whether a value is computed from one result of the library and small ones. That result is in memory anyway,
+        while the value would be written for the backward, unless the library reads it."""
+        why_not, size = self._why_not_recompute, self._bytes_of
+        if node.op == "placeholder" or why_not(node) is not None or _is_for_library(node):
+            return False
+        least, large = size(node) // _SMALL_SHARE, set[fx.Node]()
+        seen, pending = {node}, [node]
+        while pending and len(seen) <= _MAX_STEPS and len(large) <= 1:
+            for source in pending.pop().all_input_nodes:
+                if source in seen:
+                    continue
+                seen.add(source)
+                if size(source) <= least or source.op == "get_attr":
+                    continue
+                if why_not(source) is None:
+                    pending.append(source)
+                else:
+                    large.add(source)
+        return not pending and len(large) == 1 and all(recomputable(each) == LIBRARY for each in large)
+
+    # What is asked of one value again and again, by all that is computed from it.
+
+    @cached_property
+    def _why_not_recompute(self) -> Callable[[fx.Node], str | None]:
+        return cache(why_not_recompute)
+
+    @cached_property
+    def _bytes_of(self) -> Price:
+        return cache(bytes_of)
 
     def cheapest(self, price: Price, work: Price) -> list[fx.Node]:
         """What to save so that the price of what is saved plus the work of what is recomputed is least.
@@ -119,27 +151,6 @@ class Problem:
                     network.edge(end, ends[user][0], INFINITE)
         source_side = network.cut()
         return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
-
-
-def _is_of_one(node: fx.Node) -> bool:
-    """Whether a value is computed from one result of the library and small ones. That result is in memory anyway, while
-    the value would be written for the backward, unless the library reads it."""
-    if node.op == "placeholder" or why_not_recompute(node) is not None or _is_for_library(node):
-        return False
-    least, large = bytes_of(node) // _SMALL_SHARE, set[fx.Node]()
-    seen, pending = {node}, [node]
-    while pending and len(seen) <= _MAX_STEPS and len(large) <= 1:
-        for source in pending.pop().all_input_nodes:
-            if source in seen:
-                continue
-            seen.add(source)
-            if bytes_of(source) <= least or source.op == "get_attr":
-                continue
-            if why_not_recompute(source) is None:
-                pending.append(source)
-            else:
-                large.add(source)
-    return not pending and len(large) == 1 and all(recomputable(each) == LIBRARY for each in large)
 
 
 def _is_for_library(node: fx.Node) -> bool:

@@ -56,6 +56,7 @@ _LIGHT_MOST = 12  # instructions of a point, one of them such a function
 _LONG_CODE = 8  # instructions of a point from which on LLVM takes tens of milliseconds for four vectors of them
 _LONG_WORTH = 1 << 18  # points: some ten microseconds at each call, what four vectors gain of arithmetic
 _LONG_MATH_WORTH = 1 << 14  # points of functions, which take up to 1.6 times as long with fewer vectors in flight
+_FEW_VECTORS = 128  # of functions: 0.3 µs more at a call one by one, for which LLVM takes a half to two thirds as long
 
 
 # How memory is read.
@@ -260,8 +261,9 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         registers //= 2
     size = kernel.cols[-1].size if kernel.cols else 1
     one = target.vector_bits // (8 * max(widths))
-    if _is_long_code(kernel, _LONG_MATH_WORTH if math else _LONG_WORTH):
-        return _lanes_of_long_code(kernel, one, min(registers, 2 if math else 1))
+    fewer = _vectors_of_long_code(kernel, one, has_functions=math > 0)
+    if fewer is not None:
+        return _lanes_of_long_code(kernel, one, min(registers, fewer))
     most = registers * one
     if is_symsize(size):
         return most  # where it turns out shorter, `LoopSchedule.fallback` is run
@@ -270,14 +272,20 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     return max(1, most)
 
 
-def _is_long_code(kernel: Kernel, worth: int) -> bool:
-    """Whether LLVM takes longer for several vectors side by side than later calls gain: points that take many
-    instructions, and are fewer than `worth`. The result of a reduction depends on its lanes, which do not change."""
-    if any(isinstance(i, Reduce | Scan) for i in kernel.instructions()):
-        return False
-    if is_symsize(kernel.row_count * kernel.col_count) or kernel.row_count * kernel.col_count >= worth:
-        return False
-    return any(len(loop_variant(kernel, stage)) >= _LONG_CODE for stage in kernel.stages if stage.loop)
+def _vectors_of_long_code(kernel: Kernel, one: int, *, has_functions: bool) -> int | None:
+    """How many vectors side by side are worth the time LLVM takes for them, where points take many instructions, as a
+    function alone does, and are not many; else None. The result of a reduction depends on its lanes, which do not
+    change. `one`: the lanes of a vector."""
+    points = kernel.row_count * kernel.col_count
+    if is_symsize(points) or any(isinstance(i, Reduce | Scan) for i in kernel.instructions()):
+        return None
+    if has_functions and points < _FEW_VECTORS * one:
+        return 1
+    if points >= (_LONG_MATH_WORTH if has_functions else _LONG_WORTH):
+        return None
+    if all(len(loop_variant(kernel, stage)) < _LONG_CODE for stage in kernel.stages if stage.loop):
+        return None
+    return 2 if has_functions else 1
 
 
 def _lanes_of_long_code(kernel: Kernel, one: int, registers: int) -> int:

@@ -11,7 +11,7 @@ were not decomposed are kernels where kernels were measured to be faster.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -35,10 +35,7 @@ from smelt.device.product_costs import (
     library_attention,
     library_costs,
 )
-from smelt.fuse.lowering.attention import BACKWARD, EFFICIENT, GPU_FORWARD, AttentionCall, RefOf, read_attention
-from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
-from smelt.fuse.lowering.recurrence import RecurrenceCall, read_recurrence
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Element, Factor, Index, Kernel, Quantized, Role, Stage, Store
@@ -49,15 +46,28 @@ from smelt.ops.registry import record_of
 from smelt.symbolic.shapes import Shape, Size, contiguous_stride, span
 from smelt.symbolic.symsize import hint
 
+if TYPE_CHECKING:
+    from smelt.fuse.lowering.attention import AttentionCall, RefOf
+    from smelt.fuse.lowering.recurrence import RecurrenceCall
+
+# What reads convolutions, attention and recurrent layers is imported where a graph has some: most have none.
+
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def _read(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str:
+    if node.target not in _CONVOLUTIONS:
+        return _numbered(read_product(node, layout_of))
+    from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
+
     if node.target is aten.convolution_backward.default:
         return read_gradients(node, layout_of)
-    call = (read_convolution if node.target is aten.convolution.default else read_product)(node, layout_of)
+    return _numbered(read_convolution(node, layout_of))
+
+
+def _numbered(call: ProductCall | str) -> dict[int, ProductCall] | str:
     return {0: call} if isinstance(call, ProductCall) else call
 
 
@@ -207,9 +217,11 @@ class ProductChoice:
         return Decision(own, share if own else f"{share} by a kernel, which saves too little")
 
     def attend(
-        self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
-    ) -> tuple[AttentionCall, str] | str:
+        self, node: fx.Node, ref_of: "RefOf", results: Sequence[tuple[int, TensorSpec]]
+    ) -> "tuple[AttentionCall, str] | str":
         """The kernel of an attention and the reason, or the reason why it is a library call."""
+        from smelt.fuse.lowering.attention import BACKWARD, GPU_FORWARD, read_attention
+
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
         if not results or (node.target is not BACKWARD and results[0][0] != 0):
@@ -242,9 +254,11 @@ class ProductChoice:
         return call, share
 
     def recur(
-        self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
-    ) -> tuple[RecurrenceCall, str] | str:
+        self, node: fx.Node, ref_of: "RefOf", results: Sequence[tuple[int, TensorSpec]]
+    ) -> "tuple[RecurrenceCall, str] | str":
         """Return the kernel of a recurrent layer and why it is used, or why the layer has no kernel."""
+        from smelt.fuse.lowering.recurrence import read_recurrence
+
         call = read_recurrence(node, ref_of, results)
         if isinstance(call, str):
             return call
@@ -255,6 +269,8 @@ class ProductChoice:
 
     def _why_not_on_gpu(self, node: fx.Node, results: Sequence[tuple[int, TensorSpec]]) -> str | None:
         """Why attention on a GPU is the library's, as far as its sizes tell."""
+        from smelt.fuse.lowering.attention import EFFICIENT, GPU_FORWARD
+
         if len(results) > 1:
             return "is asked for more than what it weighs, for gradients"
         spec = results[0][1]
@@ -269,7 +285,7 @@ class ProductChoice:
         is_long = node.target is GPU_FORWARD[0] and hint(tensor_spec(key).shape[2]) >= MANY_KEYS
         return "attends to many keys without a mask, which the library does faster" if is_long else None
 
-    def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
+    def _library_attention(self, call: "AttentionCall", result: TensorSpec) -> float | str:
         """Cycles that the library takes for an attention, or why they are unknown."""
         if not on_host(result.device) or result.dtype is not torch.float32:
             return f"attends {call.sizes}, for which nothing was measured"
