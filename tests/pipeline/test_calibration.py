@@ -192,7 +192,7 @@ def test_later_processes_have_the_costs(cache: Path) -> None:
 
 
 def _printed(script: str, cache: Path, switch: str) -> str:
-    return run(script, environment={"SMELT_CACHE": switch, "SMELT_CACHE_DIR": str(cache)}).out.strip()
+    return run(script, environment={"SMELT_CACHE": switch, "SMELT_CACHE_DIR": str(cache)}).stdout.strip()
 
 
 def test_nothing_is_kept_without_a_cache() -> None:

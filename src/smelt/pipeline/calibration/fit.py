@@ -2,8 +2,8 @@
 
     costs_of(points of "float32 few rows along")  →  ProductCosts(3_100, 0.11, 0.4, 0.0, lateness=1.4, launch=2_000)
 
-Costs of the library and of kernels are sums of terms; no constant is negative. Where the kernel of a point was not
-clearly faster than the library, lateness grows until the model does not choose it.
+Costs of the library and of kernels are sums of terms; no constant is negative. Where the kernel of a point was slower
+than the library, lateness grows until the model does not choose it.
 """
 
 import itertools
@@ -14,8 +14,9 @@ import torch
 from smelt.device.product_costs import AttentionCosts, ProductCosts
 from smelt.pipeline.calibration.measure import MeasuredPoint
 
+_MARGIN = 1.05  # of what kernels take: between sizes that were measured, costs are off by some percent
 LEAST_POINTS = 4  # of a kind, for constants
-_CLEARLY = 0.97  # of the library's time
+_CLEARLY = 0.97  # of the library's time, which a kernel must take less than
 
 
 def fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -56,10 +57,10 @@ def _constants(
     """Of the library; then a launch of a kernel, and each cycle that is estimated of it."""
     library = fitted(terms, [each.library for each in points])
     launch, lateness = fitted([(1.0, each.estimate) for each in points], [each.kernel for each in points])
-    margin = 1.0
+    margin = _MARGIN
     for each, term in zip(points, terms, strict=True):
         theirs, ours = _sum(library, term), launch + lateness * each.estimate
-        if each.kernel > _CLEARLY * each.library:
+        if each.kernel > each.library:
             margin = max(margin, theirs / ours)
     return library, launch * margin, lateness * margin
 
