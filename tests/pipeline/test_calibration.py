@@ -15,6 +15,7 @@ from smelt.cli import main
 from smelt.device import host_costs
 from smelt.device.host_costs import HostCosts, in_use
 from smelt.device.product_costs import AttentionCosts, MatrixSizes, ProductCosts
+from smelt.explain.calibration_report import report
 from smelt.fuse.lowering import product_choice
 from smelt.ir.kernel import Contract, WeightedSum
 from smelt.ir.program import Launch, Program
@@ -107,6 +108,19 @@ def test_a_kernel_that_is_slowed_down_is_not_chosen(cache: Path, monkeypatch: py
     found = calibrate(60.0)
     assert {each.threads for each in found.measured} >= {1} and all(each.kernel > 0 for each in found.measured)
     assert not any(own(product(rows)) for rows in (12, 16, 32, 48))
+
+
+def test_too_few_measurements_are_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several threads on a busy machine, whose launches wait for threads that do not run."""
+    taken = [MeasuredPoint(point, 1, 1e6, 1e5, 2e5) for point in of_kind(KIND)]
+    few = [replace(each, threads=64) for each in taken[:1]]
+    monkeypatch.setattr(calibration, "measured", lambda *_: iter(taken + few))
+    monkeypatch.setattr(calibration, "points", lambda: of_kind(KIND))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(calibration, "cycles_to_pass", lambda threads: (0.1, 0.5))
+    found = calibrate(60.0)
+    assert [*found.costs] == [1]
+    assert any("too few measurements with 64 threads" in line for line in report(found))
 
 
 def test_one_slow_size_is_not_chosen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def _why_by_kernel(node: fx.Node) -> str | None:
     if transposed or not _feeds_pointwise(node):
         return None
     by_rule = slow_followed_windows(filters.shape, groups, stride, image.dtype)  # type: ignore[arg-type]
-    if _costs_of_followed(node) is not None if in_use().digest else by_rule:
+    if by_rule or _costs_of_followed(node) is not None:
         return "convolves, and computes what follows while sums are in the cache"
     return None
 

@@ -31,16 +31,17 @@ class Calibration:
 
 
 def calibrate(seconds: float = SECONDS) -> Calibration:
-    """Measure with one thread and with as many as PyTorch has."""
+    """Measure with one thread and with as many as PyTorch has. Of a number of threads with which less than half of the
+    points could be measured, as on a busy machine, nothing is kept."""
     began = time.monotonic()
-    threads = sorted({1, torch.get_num_threads()})
+    threads, wanted = sorted({1, torch.get_num_threads()}), points()
     with torch.no_grad():
-        times = tuple(measured(points(), threads, seconds))
+        times = tuple(measured(wanted, threads, seconds))
         passed = {count: cycles_to_pass(count) for count in threads}
     costs = {
         count: costs_of([each for each in times if each.threads == count], *passed[count])
         for count in threads
-        if any(each.threads == count for each in times)
+        if 2 * sum(each.threads == count for each in times) >= len(wanted)
     }
     return Calibration(costs, times, time.monotonic() - began, keep(costs))
 

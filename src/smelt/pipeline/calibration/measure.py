@@ -52,13 +52,13 @@ class ReadyPoint:
 
 
 def measured(points: Sequence[Point], threads: Sequence[int], seconds: float) -> Iterator[MeasuredPoint]:
-    """Each point with each number of threads. Kernels and one thread get two thirds of the processor time that
-    `seconds` are, the other numbers of threads what is left by the clock; points that come too late are left out."""
+    """Each point with each number of threads. Kernels and one thread get three quarters of the processor time
+    that `seconds` are, the other numbers of threads what is left by the clock; points that come too late are left out."""
     first, *others = threads
     ready: list[ReadyPoint] = []
     began = time.process_time()
     for each in _ready(points):
-        if time.process_time() - began > seconds * 2 / 3:
+        if time.process_time() - began > seconds * 3 / 4:
             break
         ready.append(each)
         yield each.measured(first)
