@@ -19,6 +19,9 @@ LEAST_POINTS = 4  # of a kind, for constants
 _CLEARLY = 0.97  # of the library's time, which a kernel must take less than
 
 
+LibraryConstants = tuple[float, float, float, float]
+
+
 def fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
     """Constants, none negative, that make the squares of relative errors least: the best of all choices of terms. A
     product of 64³ counts as much as one of 1024³."""
@@ -53,9 +56,10 @@ def attention_costs(points: Sequence[MeasuredPoint]) -> AttentionCosts:
 
 def _constants(
     points: Sequence[MeasuredPoint], terms: Sequence[Sequence[float]]
-) -> tuple[tuple[float, ...], float, float]:
+) -> tuple[LibraryConstants, float, float]:
     """Of the library; then a launch of a kernel, and each cycle that is estimated of it."""
-    library = fitted(terms, [each.library for each in points])
+    call, second, third, fourth = fitted(terms, [each.library for each in points])
+    library = call, second, third, fourth
     launch, lateness = fitted([(1.0, each.estimate) for each in points], [each.kernel for each in points])
     margin = _MARGIN
     for each, term in zip(points, terms, strict=True):

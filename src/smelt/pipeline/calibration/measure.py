@@ -53,7 +53,7 @@ class ReadyPoint:
 
 def measured(points: Sequence[Point], threads: Sequence[int], seconds: float) -> Iterator[MeasuredPoint]:
     """Each point with each number of threads. Kernels and one thread get three quarters of the processor time
-    that `seconds` are, the other numbers of threads what is left by the clock; points that come too late are left out."""
+    that `seconds` are, other numbers of threads what is left by the clock; points that come too late are left out."""
     first, *others = threads
     ready: list[ReadyPoint] = []
     began = time.process_time()
