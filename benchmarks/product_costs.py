@@ -7,13 +7,14 @@ constant is negative, and relative errors are made small: a product of 64³ coun
 how long a cycle is that schedules estimate: about the same for all of them, if they are to be compared.
 """
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from smelt.pipeline.calibration.fit import fitted
 
 if TYPE_CHECKING:
     from benchmarks.products import Figure, Shape
@@ -53,23 +54,6 @@ def terms(shape: "Shape") -> tuple[float, ...]:
 def predicted(constants: Constants, shape: "Shape") -> float:
     """Seconds by the model."""
     return sum(constant * term for constant, term in zip(constants, terms(shape), strict=True))
-
-
-def fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> Constants:
-    """Constants, none negative, that make the squares of relative errors least: the best of all choices of terms."""
-    scaled = torch.tensor(rows, dtype=torch.float64) / torch.tensor(seconds, dtype=torch.float64)[:, None]
-    units = scaled.norm(dim=0).clamp_min(1e-300)
-    ones = torch.ones(len(seconds), 1, dtype=torch.float64)
-    best, least = (0.0,) * len(rows[0]), float("inf")
-    for count in range(1, len(rows[0]) + 1):
-        for kept in itertools.combinations(range(len(rows[0])), count):
-            columns = (scaled / units)[:, list(kept)]
-            found = torch.linalg.lstsq(columns, ones, driver="gelsd").solution[:, 0]
-            error = float((columns @ found - ones[:, 0]).square().sum())
-            if bool((found >= 0).all()) and error < least * (1 - 1e-9):
-                values = dict(zip(kept, (found / units[list(kept)]).tolist(), strict=True))
-                best, least = tuple(values.get(place, 0.0) for place in range(len(rows[0]))), error
-    return best
 
 
 def fit(figures: Sequence["Figure"]) -> dict[Group, Constants]:

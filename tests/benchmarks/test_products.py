@@ -11,6 +11,7 @@ from benchmarks import product_costs, products
 from benchmarks.products import Figure, Shape
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.text import format_kernel
+from smelt.pipeline.calibration.fit import fitted
 from tests.kernel_reference import run_kernel
 
 SMALL = (Shape(8, 16, 12), Shape(5, 7, 3))
@@ -103,13 +104,13 @@ def grid() -> list[Shape]:
 def test_the_fit_finds_the_constants_that_made_the_figures() -> None:
     made = (3e-6, 1 / 36e9, 0.0, 1 / 5e9)
     seconds = [product_costs.predicted(made, shape) for shape in grid()]
-    found = product_costs.fitted([product_costs.terms(shape) for shape in grid()], seconds)
+    found = fitted([product_costs.terms(shape) for shape in grid()], seconds)
     assert found == pytest.approx(made, rel=1e-6, abs=1e-20)
 
 
 def test_no_constant_is_negative() -> None:
     falling = [1e-3 / shape.flops for shape in grid()]
-    found = product_costs.fitted([product_costs.terms(shape) for shape in grid()], falling)
+    found = fitted([product_costs.terms(shape) for shape in grid()], falling)
     assert min(found) >= 0 and max(found) > 0
 
 

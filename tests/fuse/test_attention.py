@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from smelt.base.events import collect
-from smelt.device import product_costs
-from smelt.device.product_costs import AttentionSizes, library_attention
+from smelt.device import host_costs
+from smelt.device.host_costs import library_attention
+from smelt.device.product_costs import AttentionCosts, AttentionSizes
 from smelt.fuse.lowering import product_choice
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.check_kernel import is_attention
@@ -125,7 +126,8 @@ def test_what_stays_the_library_s() -> None:
     ],
 )
 def test_chosen_by_cost(monkeypatch: pytest.MonkeyPatch, library: float | str, own: bool, why: str) -> None:
-    monkeypatch.setattr(product_choice, "library_attention", lambda _: library)
+    costs = library if isinstance(library, str) else AttentionCosts(library, 0, 0, 0)
+    monkeypatch.setattr(product_choice, "library_attention", lambda _: costs)
     monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: 1e5)
     with collect() as events:
         program = fused(lambda q, k, v: flash(q, k, v)[0], *_given())
@@ -134,7 +136,7 @@ def test_chosen_by_cost(monkeypatch: pytest.MonkeyPatch, library: float | str, o
 
 
 def test_nothing_is_said_of_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_costs, "_processor", lambda: "x86_64 AVX512")
+    monkeypatch.setattr(host_costs, "_processor", lambda: "x86_64 AVX512")
     found = library_attention(AttentionSizes(12, 128, 128, 64))
     assert isinstance(found, str) and "nothing was measured on such a processor" in found
 

@@ -11,8 +11,9 @@ import torch
 from smelt.base.errors import SmeltError
 from smelt.base.events import collect
 from smelt.base.options import Options
-from smelt.device import host_library, product_costs
-from smelt.device.product_costs import MatrixSizes, ProductCosts, library_costs
+from smelt.device import host_costs, host_library
+from smelt.device.host_costs import library_costs
+from smelt.device.product_costs import MatrixSizes, ProductCosts
 from smelt.fuse.lowering import product_choice
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
@@ -150,12 +151,12 @@ def test_costs_grow_with_sizes() -> None:
 def test_costs_are_known_where_measured(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int, int], along: bool, known: str | None
 ) -> None:
-    monkeypatch.setattr(product_costs, "_processor", lambda: "aarch64 without SVE")
+    monkeypatch.setattr(host_costs, "_processor", lambda: "aarch64 without SVE")
     monkeypatch.setattr(host_library, "slow_transposed_products", lambda: True)
     found = library_costs(MatrixSizes(*sizes), torch.float32, along=along)
-    table = product_costs._MEASURED[("aarch64 without SVE", torch.float32)]
-    assert found == table[known] if known else isinstance(found, str) and "nobody has measured" in found
-    assert product_costs.is_as_fast(torch.float32) and not product_costs.is_as_fast(torch.float64)
+    table = host_costs.defaults().products
+    assert found == table[f"float32 {known}"] if known else isinstance(found, str) and "nobody has measured" in found
+    assert host_costs.is_as_fast(torch.float32) and not host_costs.is_as_fast(torch.float64)
     wide = library_costs(MatrixSizes(*sizes), torch.float64, along=along)
     assert isinstance(wide, str) is (known != "few rows along")
 

@@ -61,6 +61,28 @@ def convolution() -> Traced:
     return Traced(graph, GraphLevel.TORCH, {})
 
 
+def product() -> Traced:
+    """A graph that multiplies."""
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    set_spec(x, TensorSpec.of(torch.randn(8, 32)))
+    set_spec(weight, TensorSpec.of(torch.randn(16, 32)))
+    found = graph.call_function(nn.functional.linear, (x, weight))
+    set_spec(found, TensorSpec.of(torch.randn(8, 16)))
+    graph.output((found,))
+    return Traced(graph, GraphLevel.TORCH, {})
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_kernels_for_products_are_kept_where_they_are_faster(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, speed: float
+) -> None:
+    machine = Machine(lambda options: speed if options.products == "own" else 1.0)
+    monkeypatch.setattr(tuning, "clock", machine.clock)
+    tried = tuned(product(), Options(tune=True), machine.compile)
+    assert tried.products == ("own" if speed < 1 else "auto")
+
+
 def on(machine: Machine, monkeypatch: pytest.MonkeyPatch, options: Options | None = None) -> Options:
     monkeypatch.setattr(tuning, "clock", machine.clock)
     return tuned(convolution(), options or Options(tune=True), machine.compile)

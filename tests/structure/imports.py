@@ -170,6 +170,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "host_part",
         "chips",
         "tuning",
+        "calibration",
         "background",
         "backends",
         "backend_adapter",

@@ -38,10 +38,10 @@ def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
 
 MODES = {
     "default": "chosen for the processor; nothing is ever timed",
-    "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, without "
-    "`recompute` (which takes more memory), and with one thread. Options that you set are not varied. The versions are "
-    "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
-    "shapes are compiled as by default",
+    "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, with "
+    "`products` at `own` on a CPU, without `recompute` (which takes more memory), and with one thread. Options that "
+    "you set are not varied. The versions are timed, interleaved, on random inputs; the fastest is used, and stored on "
+    "disk with the graph. Graphs with dynamic shapes are compiled as by default",
     "reduce-overhead": "`torch.compile`'s name; `default` with the option `cuda_graphs` at `always`",
     "max-autotune": "`torch.compile`'s name; the same as `max-speed`",
     "max-autotune-no-cudagraphs": "`torch.compile`'s name; `max-speed` with the option `cuda_graphs` at `never`",

@@ -57,7 +57,7 @@ COMMANDS = {
     "doctor": (
         "maintenance",
         "whether everything needed is there, by a small model compiled and checked; exit code 1 if not",
-        "",
+        "--calibrate",
     ),
     "cache": ("maintenance", "the disk cache of compiled graphs", "info"),
     "info": (

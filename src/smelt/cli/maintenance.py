@@ -12,8 +12,22 @@ from smelt.explain.doctor import examine
 from smelt.runtime.cache import CacheStore, directory, open_store
 
 
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="first measure products, convolutions and attention by kernels and by PyTorch's library, for 10 seconds; "
+        "later compilations choose by what was measured",
+    )
+
+
 def do_doctor(args: argparse.Namespace) -> int:
     healthy = True
+    if args.calibrate:
+        from smelt.explain.calibration_report import report
+        from smelt.pipeline.calibration.calibrate import calibrate
+
+        print("\n".join(report(calibrate())))
     for check in examine(smelt.compile):
         healthy = healthy and check.good is not False
         print(check)

@@ -18,6 +18,7 @@ from smelt.base.options import is_disabled
 from smelt.base.version import PYTHONS, why_not_tested
 from smelt.device.host_library import HOST
 from smelt.explain.verify import Compile, Judge, verify
+from smelt.pipeline.cache.calibrated import kept
 from smelt.runtime.cache import directory, open_store
 
 
@@ -44,6 +45,7 @@ def examine(compile: Compile) -> Iterator[Check]:
         ("GPU", _gpu),
         ("layouts", _layouts),
         ("disk cache", _cache),
+        ("calibration", _calibration),
         ("self-check", lambda: _self_check(compile, HOST)),
     )
     if _uses_gpu():
@@ -140,6 +142,16 @@ def _cache() -> tuple[bool | None, str]:
     with tempfile.TemporaryFile(dir=place):
         pass
     return True, f"{place} can be written"
+
+
+def _calibration() -> tuple[bool | None, str]:
+    """What products, convolutions and attention are chosen by."""
+    costs = kept()
+    if not costs:
+        return None, "none: by default few of them are kernels on this processor; `smelt doctor --calibrate` measures"
+    counts = " and ".join(map(str, sorted(costs)))
+    kinds = {kind for each in costs.values() for kind in (*each.products, *each.attention)}
+    return True, f"products, convolutions and attention of {len(kinds)} kinds were measured with {counts} threads"
 
 
 def _uses_gpu() -> bool:

@@ -20,6 +20,7 @@ from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.device import random_state
+from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.serialize import CannotStore
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -49,6 +50,13 @@ def _convolves(traced: Traced) -> bool:
     return any("conv" in str(getattr(node.target, "__name__", node.target)) for node in traced.graph.nodes)
 
 
+def _multiplies(traced: Traced) -> bool:
+    """Whether a graph on the host has products that kernels might compute faster."""
+    on_host_alone = all(on_host(spec.device) for spec in _inputs(traced) if isinstance(spec, TensorSpec))
+    names = (str(getattr(node.target, "__name__", node.target)) for node in traced.graph.nodes)
+    return on_host_alone and any(product in name for name in names for product in _PRODUCTS)
+
+
 def _trains(traced: Traced) -> bool:
     return any(isinstance(spec, TensorSpec) and spec.requires_grad for spec in _inputs(traced))
 
@@ -57,8 +65,10 @@ def _has_threads(traced: Traced) -> bool:
     return torch.get_num_threads() > 1
 
 
+_PRODUCTS = ("linear", "mm", "matmul", "einsum", "attention")  # parts of names of functions
 CHOICES = (
     Choice("convolutions", ("library", "products", "channels_last"), _convolves),
+    Choice("products", ("own",), _multiplies),
     Choice("recompute", (False,), _trains),
     Choice("threads", (1,), _has_threads),
 )
@@ -99,7 +109,7 @@ def _is_open(choice: Choice, options: Options) -> bool:
     """Whether the user has left the choice to us."""
     if choice.name == "recompute" and options.memory_budget is not None:
         return False
-    if choice.name == "convolutions" and options.library == "none":
+    if choice.name in ("convolutions", "products") and options.library == "none":
         return False
     default = next(field.default for field in fields(Options) if field.name == choice.name)
     return bool(getattr(options, choice.name) == default)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_costs import convolution_costs, in_use, is_as_fast, library_attention, library_costs
 from smelt.device.host_library import (
     may_round_products,
     on_host,
@@ -26,14 +27,13 @@ from smelt.device.host_library import (
 )
 from smelt.device.product_costs import (
     FAST_ATTENTION_WIDTH,
+    LAUNCH,
     MANY_QUERIES,
+    AttentionCosts,
     MatrixSizes,
     ProductCosts,
     gpu_library_costs,
-    is_as_fast,
     is_measured,
-    library_attention,
-    library_costs,
 )
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import ContractRule, FactorRead
@@ -76,7 +76,8 @@ def _is_on_host(node: fx.Node) -> bool:
 
 
 def _why_by_kernel(node: fx.Node) -> str | None:
-    """Why kernels are faster than the library for a convolution; None if they are not."""
+    """Why kernels may be faster than the library for a convolution; None if they are not. Where costs were measured
+    (`_costs_of_followed`), they decide."""
     if node.target is not aten.convolution.default:
         return None
     x, weight, _, stride, _, _, transposed, _, groups = node.args
@@ -92,9 +93,22 @@ def _why_by_kernel(node: fx.Node) -> str | None:
         return "convolves without a copy of the windows"
     if transposed or not _feeds_pointwise(node):
         return None
-    if slow_followed_windows(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
+    by_rule = slow_followed_windows(filters.shape, groups, stride, image.dtype)  # type: ignore[arg-type]
+    if by_rule or _costs_of_followed(node) is not None:
         return "convolves, and computes what follows while sums are in the cache"
     return None
+
+
+def _costs_of_followed(node: fx.Node) -> ProductCosts | None:
+    """What a convolution in one group costs with the pointwise operations that follow, if that was measured."""
+    if node.target is not aten.convolution.default or not _feeds_pointwise(node):
+        return None
+    x, weight, _, stride, _, _, transposed, _, groups = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    filters = tensor_spec(weight)
+    if transposed or groups != 1 or filters.varies or len(filters.shape) != 4:
+        return None
+    return convolution_costs(filters.shape, stride, filters.dtype)  # type: ignore[arg-type]
 
 
 def _feeds_pointwise(node: fx.Node) -> bool:
@@ -172,6 +186,9 @@ class ProductChoice:
             cycles = self.cycles(call.rule, factors, sums)
             if isinstance(cycles, str):
                 return Decision(False, cycles)
+            measured = None if self.wanted == "own" else _costs_of_followed(node)
+            if measured is not None:  # with what follows
+                return self._compared(call, factors, sums, sizes, measured, followed=False)
             asked = f"multiplies {sizes}, as the option `products` asks for"
             return Decision(True, asked if self.wanted == "own" else _why_by_kernel(node) or asked)
         if sizes.multiplications < LEAST:
@@ -209,7 +226,7 @@ class ProductChoice:
             ours = LAUNCH + kernel_cycles
             library = converted + (ours if is_as_fast(sums.dtype) else sizes.multiplications / MOST_A_CYCLE)
         else:
-            ours, least = LAUNCH + kernel_cycles * costs.lateness, costs.least_saved
+            ours, least = costs.launch + kernel_cycles * costs.lateness, costs.least_saved
             followers = LAUNCH + hint(sums.nbytes) * costs.byte_after if followed else 0
             library = costs.cycles(sizes, itemsize) + followers + converted
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
@@ -247,9 +264,9 @@ class ProductChoice:
             return call, f"attends {call.sizes}: keys are read in place, and no scores are in memory"
         if library is None:
             return call, f"attends {call.sizes}, as the option `products` asks for"
-        ours = LAUNCH + cycles
-        share = f"attends {call.sizes} in about {ours / library:.2f} of the library's time"
-        if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
+        ours, theirs = library.launch + cycles * library.lateness, library.cycles(call.sizes)
+        share = f"attends {call.sizes} in about {ours / theirs:.2f} of the library's time"
+        if theirs - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
         return call, share
 
@@ -285,8 +302,8 @@ class ProductChoice:
         is_long = node.target is GPU_FORWARD[0] and hint(tensor_spec(key).shape[2]) >= MANY_KEYS
         return "attends to many keys without a mask, which the library does faster" if is_long else None
 
-    def _library_attention(self, call: "AttentionCall", result: TensorSpec) -> float | str:
-        """Cycles that the library takes for an attention, or why they are unknown."""
+    def _library_attention(self, call: "AttentionCall", result: TensorSpec) -> AttentionCosts | str:
+        """What the library takes for an attention, or why that is unknown."""
         if not on_host(result.device) or result.dtype is not torch.float32:
             return f"attends {call.sizes}, for which nothing was measured"
         if may_round_products():
@@ -331,7 +348,7 @@ def _conversion_cycles(call: ProductCall, factors: Sequence[TensorSpec]) -> floa
         if tensor_spec(node).dtype is not factor.dtype:
             while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
                 node = node.all_input_nodes[0]
-            cycles = CYCLES_TO_CONVERT if read.quantized is None else CYCLES_TO_DEQUANTIZE
+            cycles = in_use().conversion if read.quantized is None else CYCLES_TO_DEQUANTIZE
             total += hint(tensor_spec(node).numel) * cycles / max(1, len(node.users))
     return total
 
@@ -340,10 +357,8 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(record_of(node.target).lowering, View)
 
 
-LAUNCH = 1_500  # cycles that a kernel takes to be called
 MOST_A_CYCLE = 32  # multiplications that any library does on a CPU
 CYCLES_TO_DEQUANTIZE = 5.0  # a weight that is written as a float and read again: measured 3 to 7 with AVX-512
-CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
 MANY_KEYS = 1024  # which flash attention goes through faster, measured on an H200: it has no masks
 FEW_QUERIES = 4  # of a head on a GPU, whose keys are read once for all of them

@@ -33,6 +33,7 @@ from smelt.ir.kernel_code import GridPhase
 from smelt.ir.serialize import CannotStore
 from smelt.ir.table.read import ProgramReader, read_program
 from smelt.ir.table.text import text_of
+from smelt.pipeline.cache import calibrated as _calibrated  # noqa: F401  costs come from the cache from then on
 from smelt.pipeline.cache.keys import environment_key, key_of
 from smelt.pipeline.parts import launcher_for
 from smelt.runtime.cache import CacheFile, CacheStore, open_store

@@ -21,6 +21,7 @@ import torch
 from smelt.base.options import Options
 from smelt.base.paths import PACKAGE
 from smelt.device import device_of, devices, find
+from smelt.device.host_costs import in_use
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.serialize import CannotStore
@@ -59,7 +60,8 @@ def environment_key(options: Options) -> str:
     _refuse_overrides()
     chosen = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.metadata["in_key"]]
     targets = " ".join(f"{device}:{name}" for device, name in devices().items())
-    return "\n".join([*installation(), " ".join(chosen), targets, *_chip(options.target), _state()])
+    costs = f"costs {in_use().digest or 'by default'}"
+    return "\n".join([*installation(), " ".join(chosen), targets, *_chip(options.target), costs, _state()])
 
 
 def _chip(target: str) -> list[str]:

@@ -33,7 +33,7 @@ from tests.codegen.cpu.products.generated import MOST_PRODUCTS, product_of
 from tests.codegen.cpu.products.written import compiled_by
 from tests.codegen.running import call
 
-THREADS = (1, 2, 3)
+THREADS = (1, 2, 3, 4, 8)
 TOGETHER = 40
 OTHERS: tuple[dict[str, Any], ...] = (
     {"vector_bits": 256, "vector_registers": 16, "fma_by_lane": False},
