@@ -20,6 +20,7 @@
 #include "executor/expression.h"
 #include "executor/run/run.h"
 #include "executor/format/checksum.h"
+#include "executor/format/signature.h"
 #include "executor/format/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
@@ -96,6 +97,70 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&buffer);
     return PyLong_FromUnsignedLongLong(sum);
+}
+
+/* A secret key among the arguments, checked. */
+static bool
+is_key(const Py_buffer *key)
+{
+    if (key->len != ED25519_KEY_BYTES) {
+        PyErr_Format(PyExc_ValueError, "a key has %d bytes, not %zd", ED25519_KEY_BYTES, key->len);
+    }
+    return key->len == ED25519_KEY_BYTES;
+}
+
+/* public_key(secret): see _native.pyi. */
+static PyObject *
+public_key(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer secret;
+    unsigned char key[ED25519_KEY_BYTES];
+    if (!PyArg_ParseTuple(args, "y*:public_key", &secret)) {
+        return NULL;
+    }
+    const bool is_right = is_key(&secret);
+    if (is_right) {
+        smelt_ed25519_public_key(key, secret.buf);
+    }
+    PyBuffer_Release(&secret);
+    return is_right ? PyBytes_FromStringAndSize((const char *)key, sizeof key) : NULL;
+}
+
+/* sign(secret, data): see _native.pyi. */
+static PyObject *
+sign(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer secret, data;
+    if (!PyArg_ParseTuple(args, "y*y*:sign", &secret, &data)) {
+        return NULL;
+    }
+    Signature record = {.magic = SIGNATURE_MAGIC, .version = SIGNATURE_VERSION};
+    const bool is_right = is_key(&secret);
+    if (is_right) {
+        Py_BEGIN_ALLOW_THREADS
+        SignedMessage message;
+        smelt_ed25519_public_key(record.key, secret.buf);
+        smelt_signed_message(&message, &record, data.buf, (size_t)data.len);
+        smelt_ed25519_sign(record.signature, secret.buf, &message, sizeof message);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&secret);
+    PyBuffer_Release(&data);
+    return is_right ? PyBytes_FromStringAndSize((const char *)&record, sizeof record) : NULL;
+}
+
+/* signer(data): see _native.pyi. */
+static PyObject *
+signer(PyObject *Py_UNUSED(module), PyObject *data)
+{
+    Py_buffer buffer;
+    Signature record;
+    if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    const bool is_signed = smelt_signature_find(&record, buffer.buf, (size_t)buffer.len);
+    PyBuffer_Release(&buffer);
+    return is_signed ? PyBytes_FromStringAndSize((const char *)record.key, sizeof record.key) : Py_NewRef(Py_None);
 }
 
 /* Where the bytes of a buffer begin at a whole word: in a copy, to be freed, if they begin elsewhere. NULL with an
@@ -272,6 +337,9 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
+    {"public_key", public_key, METH_VARARGS, PyDoc_STR("The Ed25519 public key of a secret one.")},
+    {"sign", sign, METH_VARARGS, PyDoc_STR("The signature of bytes, as the record that a file ends with.")},
+    {"signer", signer, METH_O, PyDoc_STR("The public key that the record at the end of a file names, or None.")},
     {"read_sections", read_sections, METH_VARARGS,
      PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"evaluate", evaluate, METH_VARARGS, PyDoc_STR("The value of an expression over these symbols, or None.")},

@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
 from smelt.deploy.manifest import ArgumentForm, Signature, entry_manifests
 from smelt.deploy.runtime import MOST_THREADS, EntryInfo, Model, RegisterInfo, Session
+from smelt.ir.artifact_file.keys import Key, file_hash, public_key, several
 from smelt.ir.table.records import DTYPES
 
 
@@ -205,15 +206,26 @@ class LoadedArtifact:
         return f"<artifact {self.name} for {self.target}>"
 
 
-def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 0,
+    keys: Key | Sequence[Key] | None = None,
+    allow: Key | Sequence[Key] | None = None,
+) -> LoadedArtifact:
     """Load an exported function from its file, `path`. Call the result like the function.
 
-    A file that is truncated, modified or not an artifact is refused, and none of its code runs. `threads` is the number
-    of threads that a call may use; 0 means one per processor.
+    A file that is truncated, modified or not an artifact is refused, and none of its code runs.
+
+    - `threads` is the number of threads that a call may use; 0 means one per processor.
+    - `keys` are Ed25519 public keys: PEM files, or 64 hexadecimal digits. The file must be signed by one of them.
+    - `allow` are SHA-256 hashes of files, 64 hexadecimal digits. The file's must be one of them.
     """
     if not 0 <= threads <= MOST_THREADS:
         raise SmeltError("SM052", f"threads is from 0 to {MOST_THREADS}, not {threads}")
-    return LoadedArtifact(Model(path), threads)
+    signers = None if keys is None else list(map(public_key, several(keys)))
+    hashes = None if allow is None else list(map(file_hash, several(allow)))
+    return LoadedArtifact(Model(path, keys=signers, allowed=hashes), threads)
 
 
 def _unpickled(data: bytes, threads: int) -> LoadedArtifact:

@@ -20,8 +20,8 @@ from smelt.ir.table.records import DTYPE_NAMES
 
 LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
 
-_FILE = (2, 3, 4)  # statuses of files that cannot be read
-_TRUST_WEIGHTS = 1  # a flag of opening
+_FILE, _TRUST = (2, 3, 4), 14  # statuses of files that cannot be read, and of one that is not trusted
+TRUST_WEIGHTS, WITHOUT_CODE = 1, 2  # flags of opening
 MOST_THREADS = 1024  # of a session, as csrc/executor/thread_pool.h has it
 
 
@@ -29,7 +29,7 @@ class ArtifactFailed(SmeltError):
     """The C runtime refused a file or a call, or the exported function raised. `status` is the runtime's number."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__("SM050" if status in _FILE else "SM052", message)
+        super().__init__("SM050" if status in _FILE else "SM053" if status == _TRUST else "SM052", message)
         self.status = status
 
 
@@ -70,6 +70,10 @@ class _OpenOptions(ctypes.Structure):
         ("allocator", ctypes.c_void_p),
         ("device", ctypes.c_int),
         ("device_number", ctypes.c_int),
+        ("keys", ctypes.c_char_p),
+        ("key_count", ctypes.c_size_t),
+        ("allowed", ctypes.c_char_p),
+        ("allowed_count", ctypes.c_size_t),
     )
 
 
@@ -169,10 +173,20 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 
 class Model:
-    """An open file. `trusts_weights`: they are not held against their checksum, so that large files open at once."""
+    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be that of
+    the file; None for any."""
 
-    def __init__(self, path: str | os.PathLike[str], trusts_weights: bool = False) -> None:
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), _TRUST_WEIGHTS if trusts_weights else 0, None, 0, 0)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        flags: int = 0,
+        keys: Sequence[bytes] | None = None,
+        allowed: Sequence[bytes] | None = None,
+    ) -> None:
+        lists: list[Any] = []
+        for names in (keys, allowed):
+            lists += (None, 0) if names is None else (b"".join(names), len(names))
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists)
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", _path(path), ctypes.byref(options), ctypes.byref(self._address))

@@ -35,6 +35,7 @@ struct smelt_model {
     smelt_allocator allocator;
     atomic_size_t references; /* its own, and one of each session */
     File file;
+    bool is_checkpoint; /* read for its state alone: nothing of it runs, and anybody may have written it */
     bool runs; /* there is code */
     bool on_cuda; /* which is for a GPU */
     Cuda cuda;
@@ -46,5 +47,9 @@ struct smelt_model {
 /* Options as this library knows them, `bytes` of them: fields that the caller's version does not have are zero. False:
    options of no size, or of a later version whose further fields are not zero. `given` may be NULL. */
 bool smelt_take_options(void *options, size_t bytes, const void *given);
+
+/* A file that is opened for its state. */
+smelt_status smelt_checkpoint_open(const char *path, const smelt_allocator *allocator, smelt_model **model,
+                                   smelt_error *error);
 
 #endif

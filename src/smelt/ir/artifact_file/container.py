@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,25 +124,40 @@ def pack(sections: Sequence[Section]) -> bytes:
 
 
 def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
-    """The file itself, part after part, nothing copied in memory. All of it is there, or it is as it was before. A
-    symbolic link stays a link; a file that is replaced keeps its mode."""
+    """The file itself, part after part, nothing copied in memory."""
     records = _placed(sections)
+
+    def fill(file: Any) -> None:
+        file.truncate(_end(records))
+        for place, data in _pieces(sections, records):
+            for begin in range(0, len(data), _CHUNK_BYTES):
+                chunk = bytes(data[begin : begin + _CHUNK_BYTES])
+                if chunk != _ZEROS[: len(chunk)]:  # a file system stores no zeros that nobody writes
+                    file.seek(place + begin)
+                    file.write(chunk)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
+            _seal(view, records)
+
+    _replace(path, fill)
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """A file with these bytes."""
+    _replace(path, lambda file: file.write(data))
+
+
+def _replace(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> None:
+    """A file that `fill` writes. All of it is there, or it is as it was before. A symbolic link stays a link; a file that
+    is replaced keeps its mode."""
     path = Path(os.path.realpath(path))
     require(not path.exists() or path.is_file(), str(path), "is no file, and is not replaced")  # such as /dev/null
     unfinished = path.with_name(f".{os.urandom(8).hex()}")  # nobody else's, and short: there is room for it
     descriptor, is_named = _open_unfinished(path.parent, unfinished)
     try:
         with os.fdopen(descriptor, "w+b") as file:
-            file.truncate(_end(records))
-            for place, data in _pieces(sections, records):
-                for begin in range(0, len(data), _CHUNK_BYTES):
-                    chunk = bytes(data[begin : begin + _CHUNK_BYTES])
-                    if chunk != _ZEROS[: len(chunk)]:  # a file system stores no zeros that nobody writes
-                        file.seek(place + begin)
-                        file.write(chunk)
+            fill(file)
             file.flush()
-            with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
-                _seal(view, records)
             if path.exists():
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
             if not is_named:

@@ -10,7 +10,8 @@
 typedef struct {
     const char *data;
     size_t size;
-    int descriptor; /* -1: memory of the caller's */
+    int descriptor; /* -1: memory */
+    size_t mapped; /* so many bytes of its own, from `data` on; 0: memory of the caller's */
     const FileHeader *header;
     const FileSection *sections;
     const FileSection *manifest, *weights, *state;
@@ -20,6 +21,9 @@ typedef struct {
 /* Maps a file. smelt_file_close lets it go. */
 smelt_status smelt_file_open(File *file, const char *path, smelt_error *error);
 void smelt_file_close(File *file);
+
+/* A copy in memory takes the place of a mapped file: nobody else can change it. */
+smelt_status smelt_file_make_private(File *file, smelt_error *error);
 
 /* That nothing of it is damaged, whatever sections it has. */
 smelt_status smelt_file_check_sections(File *file, bool trusted, smelt_error *error);
