@@ -99,33 +99,6 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
-/* A secret key among the arguments, checked. */
-static bool
-is_key(const Py_buffer *key)
-{
-    if (key->len != ED25519_KEY_BYTES) {
-        PyErr_Format(PyExc_ValueError, "a key has %d bytes, not %zd", ED25519_KEY_BYTES, key->len);
-    }
-    return key->len == ED25519_KEY_BYTES;
-}
-
-/* public_key(secret): see _native.pyi. */
-static PyObject *
-public_key(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer secret;
-    unsigned char key[ED25519_KEY_BYTES];
-    if (!PyArg_ParseTuple(args, "y*:public_key", &secret)) {
-        return NULL;
-    }
-    const bool is_right = is_key(&secret);
-    if (is_right) {
-        smelt_ed25519_public_key(key, secret.buf);
-    }
-    PyBuffer_Release(&secret);
-    return is_right ? PyBytes_FromStringAndSize((const char *)key, sizeof key) : NULL;
-}
-
 /* sign(secret, data): see _native.pyi. */
 static PyObject *
 sign(PyObject *Py_UNUSED(module), PyObject *args)
@@ -135,8 +108,8 @@ sign(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Signature record = {.magic = SIGNATURE_MAGIC, .version = SIGNATURE_VERSION};
-    const bool is_right = is_key(&secret);
-    if (is_right) {
+    const bool is_key = secret.len == ED25519_KEY_BYTES;
+    if (is_key) {
         Py_BEGIN_ALLOW_THREADS
         SignedMessage message;
         smelt_ed25519_public_key(record.key, secret.buf);
@@ -146,21 +119,8 @@ sign(PyObject *Py_UNUSED(module), PyObject *args)
     }
     PyBuffer_Release(&secret);
     PyBuffer_Release(&data);
-    return is_right ? PyBytes_FromStringAndSize((const char *)&record, sizeof record) : NULL;
-}
-
-/* signer(data): see _native.pyi. */
-static PyObject *
-signer(PyObject *Py_UNUSED(module), PyObject *data)
-{
-    Py_buffer buffer;
-    Signature record;
-    if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0) {
-        return NULL;
-    }
-    const bool is_signed = smelt_signature_find(&record, buffer.buf, (size_t)buffer.len);
-    PyBuffer_Release(&buffer);
-    return is_signed ? PyBytes_FromStringAndSize((const char *)record.key, sizeof record.key) : Py_NewRef(Py_None);
+    return is_key ? PyBytes_FromStringAndSize((const char *)&record, sizeof record)
+                  : PyErr_Format(PyExc_ValueError, "a key has %d bytes", ED25519_KEY_BYTES);
 }
 
 /* Where the bytes of a buffer begin at a whole word: in a copy, to be freed, if they begin elsewhere. NULL with an
@@ -337,9 +297,7 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
-    {"public_key", public_key, METH_VARARGS, PyDoc_STR("The Ed25519 public key of a secret one.")},
     {"sign", sign, METH_VARARGS, PyDoc_STR("The signature of bytes, as the record that a file ends with.")},
-    {"signer", signer, METH_O, PyDoc_STR("The public key that the record at the end of a file names, or None.")},
     {"read_sections", read_sections, METH_VARARGS,
      PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"evaluate", evaluate, METH_VARARGS, PyDoc_STR("The value of an expression over these symbols, or None.")},

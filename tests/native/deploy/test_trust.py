@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.deploy.runtime import Model, Session
 from smelt.ir.artifact_file.container import unpack
 from smelt.ir.artifact_file.keys import public_key
-from smelt.ir.artifact_file.signature import RECORD_BYTES, sign, signer, write_keys
+from smelt.ir.artifact_file.signature import RECORD_BYTES, public_key_of, sign, signer, write_keys
 from tests.native.deploy.building import HERE, compiled
 from tests.processes import run_new
 
@@ -74,7 +73,7 @@ def test_each_of_100_000_changes_is_refused_before_memory_is_executable(
 
 @pytest.mark.parametrize("secret", VECTORS)
 def test_public_keys_are_those_of_the_standard(secret: str) -> None:
-    assert _native.public_key(bytes.fromhex(secret)).hex() == VECTORS[secret]
+    assert public_key_of(bytes.fromhex(secret)).hex() == VECTORS[secret]
 
 
 def message_of(data: bytes) -> tuple[bytes, bytes]:

@@ -50,10 +50,10 @@ def secret_key(path: str | os.PathLike[str]) -> bytes:
 
 def file_hash(digits: Key) -> bytes:
     """The bytes of a SHA-256."""
-    found = _named(digits, "a SHA-256")
-    if found is None:
+    name = _named(digits, "a SHA-256")
+    if name is None:
         raise SmeltError("SM053", f"{digits!r} is no SHA-256: 64 hexadecimal digits")
-    return found
+    return name
 
 
 def several(names: Key | Sequence[Key]) -> Sequence[Key]:
@@ -75,9 +75,9 @@ def _read(form: _Form, path: Key, what: str) -> bytes:
         text = Path(os.fsdecode(path)).read_text()
     except (OSError, ValueError) as error:
         raise SmeltError("SM053", f"{what} cannot be read from {path!r}: {error}") from None
-    found = re.search(rf"-----BEGIN {form.label}-----(.*?)-----END {form.label}-----", text, re.DOTALL)
+    match = re.search(rf"-----BEGIN {form.label}-----(.*?)-----END {form.label}-----", text, re.DOTALL)
     try:
-        data = base64.b64decode("".join(found[1].split()), validate=True) if found else b""
+        data = base64.b64decode("".join(match[1].split()), validate=True) if match else b""
     except binascii.Error:
         data = b""
     if not data.startswith(form.prefix) or len(data) != len(form.prefix) + KEY_BYTES:

@@ -10,13 +10,14 @@ of the record and the BLAKE2b-512 of the file without the record. `csrc/executor
 
 import os
 from pathlib import Path
-from typing import Any
 
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.ir.artifact_file.container import read_sections, replace_file
 from smelt.ir.artifact_file.keys import KEY_BYTES, PUBLIC, SECRET, pem, secret_key
 
+_MAGIC = b"smeltsig" + (1).to_bytes(8, "little")
+_KEY = slice(len(_MAGIC), len(_MAGIC) + KEY_BYTES)
 RECORD_BYTES = 112
 
 
@@ -24,7 +25,7 @@ def write_keys(name: str | os.PathLike[str]) -> tuple[Path, Path]:
     """A new pair, in files NAME.key, which only its owner can read, and NAME.pub."""
     secret = os.urandom(KEY_BYTES)
     paths = Path(f"{os.fspath(name)}.key"), Path(f"{os.fspath(name)}.pub")
-    public = _native.public_key(secret)
+    public = public_key_of(secret)
     for path, text, mode in zip(paths, (pem(SECRET, secret), pem(PUBLIC, public)), (0o600, 0o644), strict=True):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -35,9 +36,15 @@ def write_keys(name: str | os.PathLike[str]) -> tuple[Path, Path]:
     return paths
 
 
-def signer(data: Any) -> bytes | None:
+def public_key_of(secret: bytes) -> bytes:
+    """The public key of a secret one."""
+    return _native.sign(secret, b"")[_KEY]
+
+
+def signer(data: bytes) -> bytes | None:
     """The public key that a file names. Whether its signature holds is another question."""
-    return _native.signer(data)
+    record = data[-RECORD_BYTES:]
+    return record[_KEY] if len(record) == RECORD_BYTES and record.startswith(_MAGIC) else None
 
 
 def unsigned(data: bytes) -> bytes:

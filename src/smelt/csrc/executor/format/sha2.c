@@ -71,15 +71,10 @@ static const uint64_t constants[80] = {
 MIX(mix256, uint32_t, 32, 64, 32, 7, 18, 3, 17, 19, 10, 6, 11, 25, 2, 13, 22)
 MIX(mix512, uint64_t, 64, 80, 0, 1, 8, 7, 19, 61, 6, 14, 18, 41, 28, 34, 39)
 
-/* begin, add and end: whole blocks are mixed where they are, the rest is kept; the end is a one bit, zeros, and the length. */
-#define HASH(name, Hash, word_type, mix, length_bytes, ...)                                                            \
-    void smelt_##name##_begin(Hash *hash)                                                                              \
+/* Whole blocks are mixed where they are, the rest is kept; the end is a one bit, zeros, and the length. */
+#define HASH(Hash, mix, add, end, length_bytes)                                                                        \
+    static void add(Hash *hash, const unsigned char *bytes, size_t size)                                               \
     {                                                                                                                  \
-        *hash = (Hash){.state = {__VA_ARGS__}};                                                                        \
-    }                                                                                                                  \
-    void smelt_##name##_add(Hash *hash, const void *data, size_t size)                                                 \
-    {                                                                                                                  \
-        const unsigned char *bytes = data;                                                                             \
         const size_t room = sizeof hash->block, kept = (size_t)(hash->bytes % room);                                   \
         hash->bytes += size;                                                                                           \
         if (kept) {                                                                                                    \
@@ -97,24 +92,61 @@ MIX(mix512, uint64_t, 64, 80, 0, 1, 8, 7, 19, 61, 6, 14, 18, 41, 28, 34, 39)
             memcpy(hash->block, bytes + size / room * room, size % room);                                              \
         }                                                                                                              \
     }                                                                                                                  \
-    void smelt_##name##_end(Hash *hash, unsigned char digest[sizeof((Hash *)0)->state])                                \
+    static void end(Hash *hash, unsigned char *digest)                                                                 \
     {                                                                                                                  \
         const size_t room = sizeof hash->block;                                                                        \
         const uint64_t bits = hash->bytes * 8;                                                                         \
-        unsigned char end[2 * sizeof hash->block] = {0x80};                                                            \
+        unsigned char last[2 * sizeof hash->block] = {0x80};                                                           \
         const size_t kept = (size_t)(hash->bytes % room);                                                              \
         const size_t size = (kept < room - length_bytes ? room : 2 * room) - kept;                                     \
         for (size_t i = 0; i < 8; i++) {                                                                               \
-            end[size - 1 - i] = (unsigned char)(bits >> 8 * i);                                                        \
+            last[size - 1 - i] = (unsigned char)(bits >> 8 * i);                                                       \
         }                                                                                                              \
-        smelt_##name##_add(hash, end, size);                                                                           \
+        add(hash, last, size);                                                                                         \
         for (size_t i = 0; i < sizeof hash->state; i++) {                                                              \
             const size_t bytes = sizeof *hash->state;                                                                  \
             digest[i] = (unsigned char)(hash->state[i / bytes] >> 8 * (bytes - 1 - i % bytes));                        \
         }                                                                                                              \
     }
-HASH(sha256, Sha256, uint32_t, mix256, 8, 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-     0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19)
-HASH(sha512, Sha512, uint64_t, mix512, 16, UINT64_C(0x6a09e667f3bcc908), UINT64_C(0xbb67ae8584caa73b),
-     UINT64_C(0x3c6ef372fe94f82b), UINT64_C(0xa54ff53a5f1d36f1), UINT64_C(0x510e527fade682d1),
-     UINT64_C(0x9b05688c2b3e6c1f), UINT64_C(0x1f83d9abfb41bd6b), UINT64_C(0x5be0cd19137e2179))
+HASH(Sha256, mix256, add256, end256, 8)
+HASH(Sha512, mix512, add512, end512, 16)
+
+void
+smelt_sha256_begin(Sha256 *hash)
+{
+    *hash = (Sha256){.state = {
+        0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
+}
+
+void
+smelt_sha256_add(Sha256 *hash, const void *data, size_t size)
+{
+    add256(hash, data, size);
+}
+
+void
+smelt_sha256_end(Sha256 *hash, unsigned char digest[SHA256_BYTES])
+{
+    end256(hash, digest);
+}
+
+void
+smelt_sha512_begin(Sha512 *hash)
+{
+    *hash = (Sha512){.state = {
+        UINT64_C(0x6a09e667f3bcc908), UINT64_C(0xbb67ae8584caa73b), UINT64_C(0x3c6ef372fe94f82b),
+        UINT64_C(0xa54ff53a5f1d36f1), UINT64_C(0x510e527fade682d1), UINT64_C(0x9b05688c2b3e6c1f),
+        UINT64_C(0x1f83d9abfb41bd6b), UINT64_C(0x5be0cd19137e2179)}};
+}
+
+void
+smelt_sha512_add(Sha512 *hash, const void *data, size_t size)
+{
+    add512(hash, data, size);
+}
+
+void
+smelt_sha512_end(Sha512 *hash, unsigned char digest[SHA512_BYTES])
+{
+    end512(hash, digest);
+}
