@@ -74,6 +74,7 @@ class _OpenOptions(ctypes.Structure):
         ("key_count", ctypes.c_size_t),
         ("allowed", ctypes.c_char_p),
         ("allowed_count", ctypes.c_size_t),
+        ("weights", ctypes.c_char_p),
     )
 
 
@@ -174,7 +175,7 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 class Model:
     """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be that of
-    the file; None for any."""
+    the file; None for any. `weights`: the file of weights of one that has none itself."""
 
     def __init__(
         self,
@@ -182,11 +183,12 @@ class Model:
         flags: int = 0,
         keys: Sequence[bytes] | None = None,
         allowed: Sequence[bytes] | None = None,
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         lists: list[Any] = []
         for names in (keys, allowed):
             lists += (None, 0) if names is None else (b"".join(names), len(names))
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists)
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists, None if weights is None else _path(weights))
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", _path(path), ctypes.byref(options), ctypes.byref(self._address))

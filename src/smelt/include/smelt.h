@@ -152,6 +152,7 @@ typedef struct {
     size_t key_count;
     const unsigned char (*allowed)[32]; /* not NULL: the SHA-256 of the file must be one of these */
     size_t allowed_count;
+    const char *weights; /* a safetensors file, of an artifact that was saved without its weights */
 } smelt_open_options;
 
 /* Opens a file and checks all of it: one that is cut, altered or not an artifact is refused. The file is mapped, so that
@@ -161,7 +162,10 @@ typedef struct {
    Files have machine code: open only files of people whom you trust. `keys` and `allowed` refuse the others before anything
    of a file is interpreted or executable. They are verified on a private copy, which nobody can change afterwards.
    Environment variables do the same for all files of a process, beside what its options say: SMELT_TRUSTED_KEYS and
-   SMELT_ALLOWED_FILES, lists of 64 hexadecimal digits each between commas. docs/security.md has the threat model. */
+   SMELT_ALLOWED_FILES, lists of 64 hexadecimal digits each between commas. docs/security.md has the threat model.
+
+   `weights` has all weights of the model by name, with its dtypes and shapes, and no others; those of another training are
+   as good. They are copied. Where signatures are required, the file's is in a second file, named like it with .sig behind. */
 SMELT_API smelt_status smelt_model_open(const char *path, const smelt_open_options *options, smelt_model **model,
                                         smelt_error *error);
 

@@ -6,6 +6,7 @@
 #include "executor/run/blocks.h"
 #include "deploy/processor.h"
 #include "deploy/trust.h"
+#include "deploy/weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -345,13 +346,12 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
 static smelt_status
 load_code(smelt_model *model, unsigned flags, smelt_error *error)
 {
-    const FileSection *weights = model->file.weights;
     bool multiplies = false;
     for (size_t i = 0; i < model->entry_count; i++) {
         multiplies = multiplies || (model->entries[i].table.counts[PRODUCTS] && !(flags & SMELT_OPEN_OWN_PRODUCTS));
     }
-    smelt_status status = model->on_cuda ? smelt_cuda_load_weights(&model->cuda, file_bytes(&model->file, weights),
-                                                                   weights->bytes, multiplies, error)
+    smelt_status status = model->on_cuda ? smelt_cuda_load_weights(&model->cuda, model_weights(model),
+                                                                   model->file.weights->bytes, multiplies, error)
                                          : SMELT_OK;
     for (size_t i = 0; !status && i < model->entry_count; i++) {
         Entry *entry = &model->entries[i];
@@ -397,7 +397,8 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
-        status = load_code(model, flags, error);
+        status = smelt_weights_load(model, options, error);
+        status = status ? status : load_code(model, flags, error);
     }
     if (status) {
         return status;
@@ -431,6 +432,7 @@ destroy(smelt_model *model)
     }
     smelt_release(&allocator, model->entries, model->entry_count, sizeof *model->entries);
     smelt_cuda_close(&model->cuda);
+    smelt_weights_drop(model);
     smelt_file_close(&model->file);
     smelt_release(&allocator, model, 1, sizeof *model);
 }

@@ -5,10 +5,11 @@
 #include "executor/format/sha2.h"
 #include "executor/format/signature.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_BYTES = 32, DIGITS = 2 * NAME_BYTES }; /* of a public key, and of a SHA-256 */
+enum { NAME_BYTES = 32, DIGITS = 2 * NAME_BYTES /* of a public key, and of a SHA-256 */, LONGEST_PATH = 4096 };
 
 static const char keys_variable[] = "SMELT_TRUSTED_KEYS", hashes_variable[] = "SMELT_ALLOWED_FILES";
 
@@ -72,19 +73,19 @@ check_variable(const char *variable, const unsigned char name[NAME_BYTES], const
     return is_there ? SMELT_OK : smelt_fail(error, SMELT_ERROR_TRUST, "%s (%s)", refused, variable);
 }
 
+/* `record`: the signature of the file's first `size` bytes; NULL: there is none. */
 static smelt_status
-check_signature(const File *file, const smelt_open_options *options, smelt_error *error)
+check_signature(const File *file, const Signature *record, size_t size, const smelt_open_options *options, smelt_error *error)
 {
     static const char unknown[] = "this file is signed by a key that is not trusted";
-    Signature record;
-    if (!smelt_signature_find(&record, file->data, file->size)) {
+    if (record == NULL) {
         return smelt_fail(error, SMELT_ERROR_TRUST, "this file is not signed, and a signature is required");
     }
-    if (options->keys && !is_listed(record.key, options->keys, options->key_count)) {
+    if (options->keys && !is_listed(record->key, options->keys, options->key_count)) {
         return smelt_fail(error, SMELT_ERROR_TRUST, "%s", unknown);
     }
-    const smelt_status status = check_variable(keys_variable, record.key, unknown, error);
-    if (!status && !smelt_signature_holds(&record, file->data, file->size - sizeof record)) {
+    const smelt_status status = check_variable(keys_variable, record->key, unknown, error);
+    if (!status && !smelt_signature_holds(record, file->data, size)) {
         return smelt_fail(error, SMELT_ERROR_TRUST, "this file is not what was signed: it was changed");
     }
     return status;
@@ -105,17 +106,58 @@ check_hash(const File *file, const smelt_open_options *options, smelt_error *err
     return check_variable(hashes_variable, digest, unknown, error);
 }
 
+/* A copy of the file where anything is asked for, and its hash. */
+static smelt_status
+prepare(File *file, const smelt_open_options *options, bool *needs_signature, smelt_error *error)
+{
+    const bool needs_hash = options->allowed || getenv(hashes_variable);
+    *needs_signature = options->keys || getenv(keys_variable);
+    smelt_status status = SMELT_OK;
+    if ((*needs_signature || needs_hash) && !(options->flags & SMELT_OPEN_VERIFIED_MAPPING)) {
+        status = smelt_file_make_private(file, error);
+    }
+    return !status && needs_hash ? check_hash(file, options, error) : status;
+}
+
 smelt_status
 smelt_trust_check(File *file, const smelt_open_options *options, smelt_error *error)
 {
-    const bool needs_signature = options->keys || getenv(keys_variable);
-    const bool needs_hash = options->allowed || getenv(hashes_variable);
-    smelt_status status = SMELT_OK;
-    if ((needs_signature || needs_hash) && !(options->flags & SMELT_OPEN_VERIFIED_MAPPING)) {
-        status = smelt_file_make_private(file, error);
+    Signature record;
+    bool needs_signature;
+    const smelt_status status = prepare(file, options, &needs_signature, error);
+    if (status || !needs_signature) {
+        return status;
     }
-    if (!status && needs_hash) {
-        status = check_hash(file, options, error);
+    const bool is_signed = smelt_signature_find(&record, file->data, file->size);
+    return check_signature(file, is_signed ? &record : NULL, file->size - (is_signed ? sizeof record : 0), options, error);
+}
+
+/* The record in a file beside the one that it signs, and nothing else. */
+static bool
+read_beside(const char *path, Signature *record)
+{
+    char name[LONGEST_PATH], data[sizeof *record + 1];
+    if (snprintf(name, sizeof name, "%s.sig", path) >= (int)sizeof name) {
+        return false;
     }
-    return !status && needs_signature ? check_signature(file, options, error) : status;
+    FILE *file = fopen(name, "rb");
+    const size_t size = file ? fread(data, 1, sizeof data, file) : 0;
+    if (file) {
+        fclose(file);
+    }
+    return size == sizeof *record && smelt_signature_find(record, data, size);
+}
+
+smelt_status
+smelt_trust_check_weights(File *file, const smelt_open_options *options, smelt_error *error)
+{
+    Signature record;
+    bool needs_signature;
+    smelt_error reason;
+    smelt_status status = prepare(file, options, &needs_signature, &reason);
+    if (!status && needs_signature) {
+        const Signature *found = read_beside(options->weights, &record) ? &record : NULL;
+        status = check_signature(file, found, file->size, options, &reason);
+    }
+    return status ? smelt_fail(error, status, "the file of weights: %.200s", reason.message) : SMELT_OK;
 }

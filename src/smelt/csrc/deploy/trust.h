@@ -8,4 +8,7 @@
    to memory that is the process's own before they are verified, unless options ask for the mapping. */
 smelt_status smelt_trust_check(File *file, const smelt_open_options *options, smelt_error *error);
 
+/* The same of the file of weights that options name. Its signature is in a file beside it, with .sig behind its name. */
+smelt_status smelt_trust_check_weights(File *file, const smelt_open_options *options, smelt_error *error);
+
 #endif

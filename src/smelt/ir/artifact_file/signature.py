@@ -57,13 +57,18 @@ def sign(path: str | os.PathLike[str], key: str | os.PathLike[str], output: str 
     `output`. A signature that the file has is replaced.
 
     `smelt.load(path, keys="release.pub")` refuses the file if it is not signed, was signed with another key, or was
-    changed.
+    changed. The signature of a file of weights (`.safetensors`) is written to a file beside it, with `.sig` behind its name.
     """
     try:
-        data = unsigned(Path(path).read_bytes())
+        data = Path(path).read_bytes()
     except OSError as error:
         raise SmeltError("SM050", f"{path} cannot be read: {error.strerror}") from None
+    if Path(path).suffix == ".safetensors":
+        target = Path(f"{os.fspath(path)}.sig" if output is None else output)
+        replace_file(target, [_native.sign(secret_key(key), data)])
+        return target
+    data = unsigned(data)
     read_sections(memoryview(data), is_artifact=True)  # what is damaged is not signed
     target = Path(path if output is None else output)
-    replace_file(target, data + _native.sign(secret_key(key), data))
+    replace_file(target, [data, _native.sign(secret_key(key), data)])
     return target

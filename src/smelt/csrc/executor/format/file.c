@@ -167,8 +167,8 @@ wrong_place(const File *file, int64_t number, int64_t end)
     }
     const int64_t step = section->kind <= TABLE_SECTION ? FILE_ALIGN : FILE_PAGE;
     const int64_t begin = (end + step - 1) / step * step;
-    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0
-        || section->bytes > file->header->bytes - begin) {
+    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0 || section->bytes > MOST_BYTES
+        || file_stored(section) > file->header->bytes - begin) {
         return "offset";
     }
     return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
@@ -189,9 +189,9 @@ smelt_file_check_sections(File *file, bool trusted, smelt_error *error)
         if (wrong) {
             return smelt_refuse(error, "sections", i, wrong);
         }
-        end = section->offset + section->bytes;
+        end = section->offset + file_stored(section);
         if (!(trusted && section->kind >= WEIGHTS_SECTION)
-            && smelt_checksum(file_bytes(file, section), (size_t)section->bytes) != (uint64_t)section->checksum) {
+            && smelt_checksum(file_bytes(file, section), (size_t)file_stored(section)) != (uint64_t)section->checksum) {
             return smelt_refuse(error, "sections", i, "checksum: it is damaged");
         }
     }
@@ -229,7 +229,8 @@ wrong_section(const File *file, int64_t number)
         return "target";
     }
     if (of_target ? section->machine <= ANY_MACHINE || section->machine > CUDA_MACHINE
-                  : section->machine != ANY_MACHINE || section->features) {
+                  : section->machine != ANY_MACHINE
+                        || (section->features && !(kind == WEIGHTS_SECTION && section->features == WEIGHTS_ELSEWHERE))) {
         return "machine";
     }
     if (section->machine == CUDA_MACHINE && (section->features < 1 || section->features > MOST_CAPABILITY)) {

@@ -43,6 +43,15 @@ file_code(const File *file, int64_t target, int64_t entry)
     return &file->sections[2 + 2 * (target * file->entries + entry)];
 }
 
+enum { WEIGHTS_ELSEWHERE = 1 }; /* as the features of WEIGHTS: its bytes are in a file of their own */
+
+/* How many bytes of a section the file has. */
+static inline int64_t
+file_stored(const FileSection *section)
+{
+    return section->kind == WEIGHTS_SECTION && section->features == WEIGHTS_ELSEWHERE ? 0 : section->bytes;
+}
+
 static inline const char *
 file_bytes(const File *file, const FileSection *section)
 {
