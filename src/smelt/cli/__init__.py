@@ -49,6 +49,11 @@ COMMANDS = {
         "the flags that build a C or C++ program against the runtime",
         "--static, in a build: cc infer.c $(smelt cc) -o infer",
     ),
+    "profile": (
+        "profile_cmd",
+        "how long each kernel of an artifact takes, as a table, and as a trace that ui.perfetto.dev opens",
+        "model.smelt --size batch=8 --out trace.json",
+    ),
     "keygen": ("trust_cmds", "make a pair of Ed25519 keys to sign files with", "release"),
     "sign": ("trust_cmds", "sign an artifact, so that others can require that it is yours", "model.smelt --key release.key"),
     "verify-file": (
@@ -73,7 +78,7 @@ COMMANDS = {
         "stages",
     ),
 }
-WITHOUT_TORCH = ("inspect", "cc", "keygen", "sign", "verify-file")
+WITHOUT_TORCH = ("inspect", "profile", "cc", "keygen", "sign", "verify-file")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@
 import ctypes
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,9 @@ class _SessionOptions(ctypes.Structure):
     )
 
 
+_Profile = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorAt:
     """Memory with a shape; `strides` count elements, None for contiguous. Of an output None may be the dtype."""
@@ -147,6 +150,7 @@ def library() -> Any:
         "smelt_model_state_count": (size, [pointer]),
         "smelt_model_state": (ctypes.POINTER(_Info), [pointer, size]),
         "smelt_session_choose": (ctypes.c_int, [pointer, size, error]),
+        "smelt_session_profile": (ctypes.c_int, [pointer, _Profile, pointer, error]),
     }
     for kind in ("input", "output"):
         signatures[f"smelt_entry_{kind}_count"] = (size, [pointer, size])
@@ -260,6 +264,17 @@ class Session:
     def choose(self, entry: int) -> None:
         """The entry point that calls are of from now on, by its number."""
         _checked("smelt_session_choose", self._address, entry)
+
+    def profile(self, tell: Callable[[str, int, int], None] | None) -> None:
+        """Have `tell(kernel, begin, end)` called after each kernel of a call, with times in nanoseconds."""
+
+        def called(_: int, kernel: bytes, begin: int, end: int) -> None:
+            if tell is not None:
+                tell(kernel.decode(), begin, end)
+
+        callback = _Profile() if tell is None else _Profile(called)
+        _checked("smelt_session_profile", self._address, callback, None)
+        self._callback = callback  # which must stay
 
     def run(self, inputs: Sequence[TensorAt]) -> None:
         """One call; what the inputs' addresses lead to must stay meanwhile."""

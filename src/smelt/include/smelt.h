@@ -283,6 +283,12 @@ SMELT_API smelt_status smelt_output(const smelt_session *session, size_t number,
 SMELT_API smelt_status smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes,
                                          smelt_error *error);
 
+/* profile(context, kernel, begin, end): after each kernel of a call, on the caller's thread; times are nanoseconds of the
+   system's clock. On a GPU each kernel is waited for. NULL: no longer; a session that is not measured pays nothing. */
+typedef void (*smelt_profile_function)(void *context, const char *kernel, int64_t begin, int64_t end);
+SMELT_API smelt_status smelt_session_profile(smelt_session *session, smelt_profile_function profile, void *context,
+                                             smelt_error *error);
+
 /* Where the last call ended: the numbers of a state and of its variant, which the manifest may say more about. */
 SMELT_API smelt_status smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant,
                                       smelt_error *error);
