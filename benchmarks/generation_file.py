@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.deploy.runtime import TRUST_WEIGHTS, LIBRARY, Model, Session
+from smelt.deploy.runtime import LIBRARY, TRUST_WEIGHTS, Model, Session
 from smelt.ir.artifact_file.container import unpack
 from smelt.ir.artifact_file.layout import Kind
 

@@ -38,8 +38,8 @@ def test_a_table_and_a_trace_have_each_kernel(path: Path, tmp_path: Path, capsys
     assert len(calls) == 5 and calls[0]["ts"] == 0
     for event in events:
         assert event["ph"] == "X" and event["dur"] >= 0
-        inside = [call for call in calls if call["ts"] <= event["ts"] <= event["ts"] + event["dur"] <= call["ts"] + call["dur"]]
-        assert len(inside) == 1
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        assert sum(call["ts"] <= begin and end <= call["ts"] + call["dur"] for call in calls) == 1
 
 
 def test_measuring_changes_no_results_and_ends(path: Path) -> None:

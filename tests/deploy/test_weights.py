@@ -193,13 +193,13 @@ def test_a_file_of_weights_must_be_trusted_too(saved: Saved, tmp_path: Path) -> 
     with pytest.raises(SmeltError, match="the file of weights: this file is not signed"):
         smelt.load(path, weights=weights, keys=public)
     assert sign(weights, other) == tmp_path / "w.safetensors.sig"
-    with pytest.raises(SmeltError, match="the file of weights: .* a key that is not trusted"):
+    with pytest.raises(SmeltError, match=r"the file of weights: .* a key that is not trusted"):
         smelt.load(path, weights=weights, keys=public)
     sign(weights, secret)
     close(smelt.load(path, weights=weights, keys=public)(X), 1)
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(SmeltError, match="the file of weights: .* it was changed") as caught:
+    with pytest.raises(SmeltError, match=r"the file of weights: .* it was changed") as caught:
         smelt.load(path, weights=weights, keys=public)
     assert caught.value.code == "SM053"

@@ -1,7 +1,7 @@
 """What programs may rely on, as data: the functions, numbers and structs of smelt.h, Python's names, the commands.
 
-    described()                       →   {"functions": {"smelt_run": "smelt_status smelt_run(…)"}, "numbers": …, …}
-    missing(kept, described())        →   what of an earlier description is not there any more, a line each
+described()                       →   {"functions": {"smelt_run": "smelt_status smelt_run(…)"}, "numbers": …, …}
+missing(kept, described())        →   what of an earlier description is not there any more, a line each
 """
 
 import argparse

@@ -55,7 +55,7 @@ COMMANDS = {
         "model.smelt --size batch=8 --out trace.json",
     ),
     "keygen": ("trust_cmds", "make a pair of Ed25519 keys to sign files with", "release"),
-    "sign": ("trust_cmds", "sign an artifact, so that others can require that it is yours", "model.smelt --key release.key"),
+    "sign": ("trust_cmds", "sign an artifact, so that others can require your key", "model.smelt --key release.key"),
     "verify-file": (
         "trust_cmds",
         "whether an artifact is whole, and signed by a trusted key; exit code 1 if not",

@@ -23,7 +23,7 @@ from smelt.symbolic.postfix import Op
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("-o", "--output", required=True, help="the file to write, model.smelt")
-    parser.add_argument("--weights", metavar="FILE", help="write the weights to a safetensors file, not to the same one")
+    parser.add_argument("--weights", metavar="FILE", help="write the weights to a safetensors file of their own")
     parser.add_argument("--name", help="what it is called in messages (default: the function's name)")
     parser.add_argument(
         "--for",

@@ -41,11 +41,17 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", help="the file of weights of an artifact that has none itself")
     parser.add_argument("--entry", help="the entry point (default: the first)")
     parser.add_argument(
-        "--size", action="append", default=[], metavar="NAME=SIZE", help="a dynamic size (default: the least); may be repeated"
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="a dynamic size (default: the least); may be repeated",
     )
     parser.add_argument("--calls", type=int, default=20, help="how many calls are measured (default: 20)")
     parser.add_argument("--threads", type=int, default=0, help="threads of a call (default: one per processor)")
-    parser.add_argument("--out", metavar="FILE", help="write a trace, to be opened in ui.perfetto.dev or chrome://tracing")
+    parser.add_argument(
+        "--out", metavar="FILE", help="write a trace, to be opened in ui.perfetto.dev or chrome://tracing"
+    )
 
 
 def do_profile(args: argparse.Namespace) -> int:

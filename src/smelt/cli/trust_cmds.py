@@ -19,7 +19,8 @@ def add_keygen(parser: argparse.ArgumentParser) -> None:
 
 def do_keygen(args: argparse.Namespace) -> int:
     secret, public = write_keys(args.name)
-    print(f"{secret}: the secret key; whoever has it signs in your name\n{public}: the public key\n{public_key(public).hex()}")
+    print(f"{secret}: the secret key; whoever has it signs in your name\n{public}: the public key")
+    print(public_key(public).hex())
     return 0
 
 

@@ -54,7 +54,7 @@ class Artifact:
     """An exported function: its state machine, weights, and machine code for some targets.
 
     - `machine` is its state machine, and `print(artifact)` prints it.
-    - `save(path)` writes one file, which `smelt.load` and the C runtime read.
+    - `save(path)` writes one file, which `smelt.load` and the C runtime read. `save(path, weights=…)` writes two.
     - Calling it runs its code in this process, in its own session: its state changes from call to call.
     """
 

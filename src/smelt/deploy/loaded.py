@@ -224,8 +224,8 @@ def load(
     - `threads` is the number of threads that a call may use; 0 means one per processor.
     - `keys` are Ed25519 public keys: PEM files, or 64 hexadecimal digits. The file must be signed by one of them.
     - `allow` are SHA-256 hashes of files, 64 hexadecimal digits. The file's must be one of them.
-    - `weights` is the safetensors file with the weights of an artifact that was saved without them: the one that was saved
-      with it, or one with the same names, dtypes and shapes. `keys` and `allow` are required of it too.
+    - `weights` is the safetensors file with the weights of an artifact that was saved without them: the one that was
+      saved with it, or one with the same names, dtypes and shapes. `keys` and `allow` are required of it too.
     """
     if not 0 <= threads <= MOST_THREADS:
         raise SmeltError("SM052", f"threads is from 0 to {MOST_THREADS}, not {threads}")

@@ -178,8 +178,8 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 
 class Model:
-    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be that of
-    the file; None for any. `weights`: the file of weights of one that has none itself."""
+    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be the
+    file's; None for any. `weights`: the file of weights of one that has none itself."""
 
     def __init__(
         self,
@@ -192,7 +192,8 @@ class Model:
         lists: list[Any] = []
         for names in (keys, allowed):
             lists += (None, 0) if names is None else (b"".join(names), len(names))
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists, None if weights is None else _path(weights))
+        beside = None if weights is None else _path(weights)
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists, beside)
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", _path(path), ctypes.byref(options), ctypes.byref(self._address))

@@ -135,11 +135,10 @@ def test_a_signature_by_a_key_that_claims_to_be_another_is_refused(
     refused(tmp_path / "other.smelt", "it was changed", keys=[public_key(keys[1])])
 
 
-def test_bytes_before_and_behind_a_signature_are_refused(
-    signed: Path, keys: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_bytes_before_and_behind_a_signature_are_refused(signed: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     data, path = signed.read_bytes(), tmp_path / "m.smelt"
-    for changed in (data + b"\0", data[:-1], data + data[-RECORD_BYTES:], data[:-RECORD_BYTES] + b"\0" * 8 + data[-RECORD_BYTES:]):
+    content, record = data[:-RECORD_BYTES], data[-RECORD_BYTES:]
+    for changed in (data + b"\0", data[:-1], data + record, content + b"\0" * 8 + record, b"\0" + data):
         path.write_bytes(changed)
         refused(path, "not signed|was changed", keys=[public_key(keys[1])])
         with pytest.raises(SmeltError):

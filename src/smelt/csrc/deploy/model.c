@@ -5,8 +5,8 @@
 #include "executor/check.h"
 #include "executor/run/blocks.h"
 #include "deploy/processor.h"
-#include "deploy/trust.h"
-#include "deploy/weights.h"
+#include "deploy/opening/trust.h"
+#include "deploy/opening/weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -397,7 +397,7 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
-        status = smelt_weights_load(model, options, error);
+        status = smelt_weights_load(&model->weights, &model->file, target, &model->allocator, options, error);
         status = status ? status : load_code(model, flags, error);
     }
     if (status) {
@@ -432,7 +432,7 @@ destroy(smelt_model *model)
     }
     smelt_release(&allocator, model->entries, model->entry_count, sizeof *model->entries);
     smelt_cuda_close(&model->cuda);
-    smelt_weights_drop(model);
+    smelt_release(&model->allocator, model->weights, model->weights ? (size_t)model->file.weights->bytes : 0, 1);
     smelt_file_close(&model->file);
     smelt_release(&allocator, model, 1, sizeof *model);
 }

@@ -108,8 +108,8 @@ def manifest_in(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def unpack(data: Any, is_artifact: bool = False) -> list[Section]:
-    """The sections of a file that nothing is wrong with, views of it. `is_artifact`: they are those of an artifact. Weights
-    that are in another file are zeros."""
+    """The sections of a file that nothing is wrong with, views of it. `is_artifact`: they are those of an artifact.
+    Weights that are in another file are zeros."""
     view = memoryview(data).cast("B").toreadonly()
     sections = []
     for each in read_sections(view, is_artifact):
@@ -165,8 +165,8 @@ def replace_file(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
 
 
 def _replace(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> None:
-    """A file that `fill` writes. All of it is there, or it is as it was before. A symbolic link stays a link; a file that
-    is replaced keeps its mode."""
+    """A file that `fill` writes. All of it is there, or it is as it was before. A symbolic link stays a link; a file
+    that is replaced keeps its mode."""
     path = Path(os.path.realpath(path))
     require(not path.exists() or path.is_file(), str(path), "is no file, and is not replaced")  # such as /dev/null
     unfinished = path.with_name(f".{os.urandom(8).hex()}")  # nobody else's, and short: there is room for it

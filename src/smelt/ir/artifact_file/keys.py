@@ -1,8 +1,8 @@
 """Ed25519 keys and SHA-256 hashes as people write them: hexadecimal digits, or PEM files as OpenSSL writes them.
 
-    public_key("release.pub")           →   32 bytes; also of 64 hexadecimal digits, or of the bytes themselves
-    secret_key("release.key")           →   32 bytes
-    pem(PUBLIC, key)                    →   "-----BEGIN PUBLIC KEY-----…"
+public_key("release.pub")           →   32 bytes; also of 64 hexadecimal digits, or of the bytes themselves
+secret_key("release.key")           →   32 bytes
+pem(PUBLIC, key)                    →   "-----BEGIN PUBLIC KEY-----…"
 """
 
 import base64

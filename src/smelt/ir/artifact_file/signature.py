@@ -4,8 +4,8 @@
     sign("model.smelt", "release.key")          →   the file, signed; it replaces the file that was there
     signer(data)                                →   the public key that the file names, None of an unsigned file
 
-The record (112 bytes): "smeltsig", the version 1 in 8 bytes, the public key, the signature. Signed are the first 48 bytes
-of the record and the BLAKE2b-512 of the file without the record. `csrc/executor/format/signature.c` verifies.
+The record (112 bytes): "smeltsig", the version 1 in 8 bytes, the public key, the signature. Signed are the first 48
+bytes of the record and the BLAKE2b-512 of the file without the record. `csrc/executor/format/signature.c` verifies.
 """
 
 import os
@@ -52,12 +52,15 @@ def unsigned(data: bytes) -> bytes:
     return data if signer(data) is None else data[:-RECORD_BYTES]
 
 
-def sign(path: str | os.PathLike[str], key: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
-    """Sign an exported file with the secret key in the PEM file `key`. The signed file replaces `path`, or is written to
-    `output`. A signature that the file has is replaced.
+def sign(
+    path: str | os.PathLike[str], key: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
+) -> Path:
+    """Sign an exported file with the secret key in the PEM file `key`. The signed file replaces `path`, or is written
+    to `output`. A signature that the file has is replaced.
 
     `smelt.load(path, keys="release.pub")` refuses the file if it is not signed, was signed with another key, or was
-    changed. The signature of a file of weights (`.safetensors`) is written to a file beside it, with `.sig` behind its name.
+    changed. The signature of a file of weights (`.safetensors`) is written to a file beside it, with `.sig` behind its
+    name.
     """
     try:
         data = Path(path).read_bytes()

@@ -2,7 +2,7 @@
 
     save_weights(artifact, "weights.safetensors")
 
-`csrc/deploy/weights.c` reads such files, and finds tensors by these names.
+`csrc/deploy/opening/weights.c` reads such files, and finds tensors by these names.
 """
 
 import itertools

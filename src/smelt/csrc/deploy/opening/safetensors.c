@@ -1,7 +1,7 @@
 /* Reads the header of a safetensors file: JSON of one form. Anything else is refused.
 
      {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {"key": "value"}} */
-#include "deploy/safetensors.h"
+#include "deploy/opening/safetensors.h"
 
 #include "executor/table.h"
 

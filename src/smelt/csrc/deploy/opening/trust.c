@@ -1,6 +1,6 @@
 /* Decides whose files are opened: by the signer's public key, or by the hash of the file. All that is asked for must hold.
    Nothing of a file is read before, beyond what is hashed. */
-#include "deploy/trust.h"
+#include "deploy/opening/trust.h"
 
 #include "executor/format/sha2.h"
 #include "executor/format/signature.h"
