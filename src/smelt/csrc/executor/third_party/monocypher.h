@@ -53,6 +53,7 @@
 
 #ifndef MONOCYPHER_H
 #define MONOCYPHER_H
+#include "monocypher_names.h" // changed in smelt
 
 #include <stddef.h>
 #include <stdint.h>
