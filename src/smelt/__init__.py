@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from smelt.deploy.loaded import load
     from smelt.generation.loop import generate
     from smelt.ir.artifact.machine import Dimension
+    from smelt.ir.artifact_file.signature import sign
     from smelt.lazy import LazyFunctions
     from smelt.quantization.convert import quantize
 
@@ -107,6 +108,7 @@ __all__ = [
     "register_backend",
     "register_chip",
     "reset",
+    "sign",
     "verify",
 ]
 
@@ -126,14 +128,16 @@ _LATER = {
     "partition": "smelt.autograd.partition.partition",
     "quantize": "smelt.quantization.convert",
     "register_chip": "smelt.chips.registration",
+    "sign": "smelt.ir.artifact_file.signature",
 }
+_WITHOUT_TORCH = ("load", "sign")
 
 
 def __getattr__(name: str) -> Any:
     """What not every program uses is loaded when it is asked for."""
-    if _no_torch is not None and name != "load" and name in __all__:
+    if _no_torch is not None and name not in _WITHOUT_TORCH and name in __all__:
         raise ImportError(f"smelt.{name} needs PyTorch, which cannot be imported ({_no_torch}); smelt.load does not")
-    if name in _LATER and name != "load" and _no_torch is None and _no_compiler is not None:
+    if name in _LATER and name not in _WITHOUT_TORCH and _no_torch is None and _no_compiler is not None:
         raise SmeltError("SM080", f"smelt.{name} does not work with this PyTorch ({_no_compiler})")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
     "Text generation": ("generate",),
     "Reports and checks": ("explain", "record", "verify", "counters"),
-    "Deploying": ("export", "export_entries", "Entry", "export_generation", "Artifact", "Dimension", "load"),
+    "Deploying": ("export", "export_entries", "Entry", "export_generation", "Artifact", "Dimension", "load", "sign"),
     "Backends": ("register_backend", "list_backends", "register_chip"),
     "Lazy tensors": ("lazy",),
     "Chips": ("chips",),

@@ -34,6 +34,7 @@ CODES: dict[str, str] = {
     "SM050": "the file of an artifact is damaged, or is not an artifact",
     "SM051": "something cannot be exported",
     "SM052": "an artifact was called with wrong arguments, or its call failed",
+    "SM053": "a file is not trusted, or a key cannot be used",
     "SM060": "an exported function needs Python",
     "SM061": "an exported function has too many states",
     "SM070": "smelt cannot register a device",

@@ -222,6 +222,10 @@ config = Config()
 
 # What the environment says, beside `SMELT_LOGS` (see `base/events.py`).
 ENVIRONMENT: dict[str, str] = {
+    "SMELT_ALLOWED_FILES": (
+        "SHA-256 hashes, 64 hexadecimal digits each, between commas: no other exported files are opened "
+        "([security](security.md))"
+    ),
     "SMELT_CACHE": "`0`: store nothing on disk, whatever `smelt.config.disk_cache` is",
     "SMELT_CACHE_DIR": "the directory of the disk cache, unless `smelt.config.disk_cache_dir` is set",
     "SMELT_DISABLE": (
@@ -234,6 +238,10 @@ ENVIRONMENT: dict[str, str] = {
         "`1`: do not read PyTorch's memory directly. By default smelt finds the memory layout of tensors and autograd "
         "nodes by experiment when a process starts. With `1`, results are the same but calls are slower: guards and "
         "library calls go through Python, and compiled autograd falls back to the engine"
+    ),
+    "SMELT_TRUSTED_KEYS": (
+        "Ed25519 public keys, 64 hexadecimal digits each, between commas: exported files are opened only if they are "
+        "signed by one of them ([security](security.md))"
     ),
 }
 

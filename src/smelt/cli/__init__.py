@@ -49,6 +49,18 @@ COMMANDS = {
         "the flags that build a C or C++ program against the runtime",
         "--static, in a build: cc infer.c $(smelt cc) -o infer",
     ),
+    "profile": (
+        "profile_cmd",
+        "how long each kernel of an artifact takes, as a table, and as a trace that ui.perfetto.dev opens",
+        "model.smelt --size batch=8 --out trace.json",
+    ),
+    "keygen": ("trust_cmds", "make a pair of Ed25519 keys to sign files with", "release"),
+    "sign": ("trust_cmds", "sign an artifact, so that others can require your key", "model.smelt --key release.key"),
+    "verify-file": (
+        "trust_cmds",
+        "whether an artifact is whole, and signed by a trusted key; exit code 1 if not",
+        "model.smelt --key release.pub",
+    ),
     "conform": (
         "conform_cmd",
         "check whether a chip does what smelt needs, as a scorecard; exit code 1 if a check failed",
@@ -66,7 +78,7 @@ COMMANDS = {
         "stages",
     ),
 }
-WITHOUT_TORCH = ("inspect", "cc")
+WITHOUT_TORCH = ("inspect", "profile", "cc", "keygen", "sign", "verify-file")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,8 +96,9 @@ def parser() -> argparse.ArgumentParser:
         if smelt._no_torch is None or name in WITHOUT_TORCH:
             module = import_module(f"smelt.cli.{module_name}")
             command = commands.add_parser(name, help=text, epilog=f"example: smelt {name} {example}".rstrip())
-            getattr(module, f"add_{name}", lambda _: None)(command)
-            command.set_defaults(do=getattr(module, f"do_{name}"))
+            function = name.replace("-", "_")
+            getattr(module, f"add_{function}", lambda _: None)(command)
+            command.set_defaults(do=getattr(module, f"do_{function}"))
         else:
             missing = commands.add_parser(name, help="needs PyTorch, which cannot be imported here", prefix_chars="\0")
             missing.add_argument("rest", nargs="*")

@@ -23,6 +23,7 @@ from smelt.symbolic.postfix import Op
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("-o", "--output", required=True, help="the file to write, model.smelt")
+    parser.add_argument("--weights", metavar="FILE", help="write the weights to a safetensors file of their own")
     parser.add_argument("--name", help="what it is called in messages (default: the function's name)")
     parser.add_argument(
         "--for",
@@ -63,7 +64,11 @@ def do_export(args: argparse.Namespace) -> int:
         targets=args.target_names or None,
         name=args.name,
     )
-    written = artifact.save_static(args.output, args.static) if args.static else (artifact.save(args.output),)
+    if args.static:
+        written = artifact.save_static(args.output, args.static)
+    else:
+        weights = () if args.weights is None else (Path(args.weights),)
+        written = (artifact.save(args.output, *weights), *weights)
     for path in written:
         print(f"{path}: {_bytes(path.stat().st_size)}")
     for note in artifact.machine.notes:
@@ -123,7 +128,9 @@ def inspected(artifact: ArtifactFile, size: int) -> list[str]:
         of_kind = [each for table in tables for each in table.registers if each.kind == kind]
         held = list({(each.name, each.data): each for each in of_kind}.values())
         if held:
-            lines.append(f"{what}: {len(held)} tensors, {_bytes(data.bytes)}")
+            is_elsewhere = kind == RegisterKind.CONSTANT and not artifact.has_weights
+            where = ", in a file of their own" if is_elsewhere else ""
+            lines.append(f"{what}: {len(held)} tensors, {_bytes(data.bytes)}{where}")
             if kind == RegisterKind.STATE:
                 lines += [f"  {_register(each)}" for each in held]
     lines.append("code")

@@ -20,6 +20,7 @@
 #include "executor/expression.h"
 #include "executor/run/run.h"
 #include "executor/format/checksum.h"
+#include "executor/format/signature.h"
 #include "executor/format/file.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
@@ -96,6 +97,30 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&buffer);
     return PyLong_FromUnsignedLongLong(sum);
+}
+
+/* sign(secret, data): see _native.pyi. */
+static PyObject *
+sign(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer secret, data;
+    if (!PyArg_ParseTuple(args, "y*y*:sign", &secret, &data)) {
+        return NULL;
+    }
+    Signature record = {.magic = SIGNATURE_MAGIC, .version = SIGNATURE_VERSION};
+    const bool is_key = secret.len == ED25519_KEY_BYTES;
+    if (is_key) {
+        Py_BEGIN_ALLOW_THREADS
+        SignedMessage message;
+        smelt_ed25519_public_key(record.key, secret.buf);
+        smelt_signed_message(&message, &record, data.buf, (size_t)data.len);
+        smelt_ed25519_sign(record.signature, secret.buf, &message, sizeof message);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&secret);
+    PyBuffer_Release(&data);
+    return is_key ? PyBytes_FromStringAndSize((const char *)&record, sizeof record)
+                  : PyErr_Format(PyExc_ValueError, "a key has %d bytes", ED25519_KEY_BYTES);
 }
 
 /* Where the bytes of a buffer begin at a whole word: in a copy, to be freed, if they begin elsewhere. NULL with an
@@ -272,6 +297,7 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
+    {"sign", sign, METH_VARARGS, PyDoc_STR("The signature of bytes, as the record that a file ends with.")},
     {"read_sections", read_sections, METH_VARARGS,
      PyDoc_STR("The directory of an artifact, or of a file of the disk cache, that nothing is wrong with.")},
     {"evaluate", evaluate, METH_VARARGS, PyDoc_STR("The value of an expression over these symbols, or None.")},

@@ -10,7 +10,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from smelt.device import Target, target_of
 from smelt.ir.artifact.machine import Machine
 from smelt.ir.artifact.text import format_machine
 from smelt.ir.artifact_file.artifact import ArtifactFile, TargetPart
+from smelt.ir.artifact_file.weights import save_weights
 from smelt.ir.artifact_file.write import save as save_file
 
 
@@ -53,7 +54,7 @@ class Artifact:
     """An exported function: its state machine, weights, and machine code for some targets.
 
     - `machine` is its state machine, and `print(artifact)` prints it.
-    - `save(path)` writes one file, which `smelt.load` and the C runtime read.
+    - `save(path)` writes one file, which `smelt.load` and the C runtime read. `save(path, weights=…)` writes two.
     - Calling it runs its code in this process, in its own session: its state changes from call to call.
     """
 
@@ -97,9 +98,16 @@ class Artifact:
             manifest = manifest_of_entries(self.name, dict(zip(self._entries, manifests, strict=False)))
         return ArtifactFile(manifest | self.metadata, tuple(targets), data.weights, data.state, count)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact to a file; what was there before is replaced, whole."""
-        save_file(self.artifact_file, path)
+    def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Path:
+        """Write the artifact to a file; what was there before is replaced, whole.
+
+        With `weights`, the weights are written there, as safetensors. `smelt.load(path, weights=…)` takes that file or
+        another with the same names, dtypes and shapes, such as those of a fine-tuned model."""
+        file = self.artifact_file
+        if weights is not None:
+            save_weights(file, weights)
+            file = replace(file, has_weights=False)
+        save_file(file, path)
         return Path(path)
 
     def save_static(self, path: str | os.PathLike[str], target: str = "host") -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
 from smelt.deploy.manifest import ArgumentForm, Signature, entry_manifests
 from smelt.deploy.runtime import MOST_THREADS, EntryInfo, Model, RegisterInfo, Session
+from smelt.ir.artifact_file.keys import Key, file_hash, public_key, several
 from smelt.ir.table.dtypes import DTYPES
 
 
@@ -87,8 +88,10 @@ class LoadedArtifact:
     """A loaded artifact. It runs one call at a time, also for several threads; `session()` returns another object with
     its own state and the same weights."""
 
-    def __init__(self, model: Model, threads: int = 0) -> None:
-        self._model, self._threads = model, threads
+    def __init__(
+        self, model: Model, threads: int = 0, weights: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._model, self._threads, self._weights = model, threads, weights
         self._session = Session(model, threads)
         self._lock = threading.Lock()
         try:
@@ -141,7 +144,7 @@ class LoadedArtifact:
 
     def session(self) -> "LoadedArtifact":
         """The same artifact with its own state. Both can be called at the same time."""
-        return LoadedArtifact(self._model, self._threads)
+        return LoadedArtifact(self._model, self._threads, self._weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, or its first entry point, as the function was called that was exported."""
@@ -197,30 +200,48 @@ class LoadedArtifact:
             self._session.load(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as the file, with its current state."""
+        """Pickled as the file, with its current state, and its weights if they are in a file of their own."""
+        weights = None if self._weights is None else Path(self._weights).read_bytes()
         with tempfile.TemporaryDirectory() as folder:
-            return _unpickled, (self.save(Path(folder) / "artifact.smelt").read_bytes(), self._threads)
+            return _unpickled, (self.save(Path(folder) / "artifact.smelt").read_bytes(), self._threads, weights)
 
     def __repr__(self) -> str:
         return f"<artifact {self.name} for {self.target}>"
 
 
-def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 0,
+    keys: Key | Sequence[Key] | None = None,
+    allow: Key | Sequence[Key] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+) -> LoadedArtifact:
     """Load an exported function from its file, `path`. Call the result like the function.
 
-    A file that is truncated, modified or not an artifact is refused, and none of its code runs. `threads` is the number
-    of threads that a call may use; 0 means one per processor.
+    A file that is truncated, modified or not an artifact is refused, and none of its code runs.
+
+    - `threads` is the number of threads that a call may use; 0 means one per processor.
+    - `keys` are Ed25519 public keys: PEM files, or 64 hexadecimal digits. The file must be signed by one of them.
+    - `allow` are SHA-256 hashes of files, 64 hexadecimal digits. The file's must be one of them.
+    - `weights` is the safetensors file with the weights of an artifact that was saved without them: the one that was
+      saved with it, or one with the same names, dtypes and shapes. `keys` and `allow` are required of it too.
     """
     if not 0 <= threads <= MOST_THREADS:
         raise SmeltError("SM052", f"threads is from 0 to {MOST_THREADS}, not {threads}")
-    return LoadedArtifact(Model(path), threads)
+    signers = None if keys is None else list(map(public_key, several(keys)))
+    hashes = None if allow is None else list(map(file_hash, several(allow)))
+    return LoadedArtifact(Model(path, keys=signers, allowed=hashes, weights=weights), threads, weights)
 
 
-def _unpickled(data: bytes, threads: int) -> LoadedArtifact:
+def _unpickled(data: bytes, threads: int, weights: bytes | None = None) -> LoadedArtifact:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "artifact.smelt"
+        path, beside = Path(folder) / "artifact.smelt", Path(folder) / "weights.safetensors"
         path.write_bytes(data)
-        return load(path, threads=threads)
+        if weights is None:
+            return load(path, threads=threads)
+        beside.write_bytes(weights)
+        return load(path, threads=threads, weights=beside)
 
 
 def _given(arrays: Arrays, argument: ArgumentForm, value: Any, info: RegisterInfo) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@
 import ctypes
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from smelt.ir.table.dtypes import DTYPE_NAMES
 
 LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
 
-_FILE = (2, 3, 4)  # statuses of files that cannot be read
-_TRUST_WEIGHTS = 1  # a flag of opening
+_FILE, _TRUST = (2, 3, 4), 14  # statuses of files that cannot be read, and of one that is not trusted
+TRUST_WEIGHTS, WITHOUT_CODE = 1, 2  # flags of opening
 MOST_THREADS = 1024  # of a session, as csrc/executor/thread_pool.h has it
 
 
@@ -29,7 +29,7 @@ class ArtifactFailed(SmeltError):
     """The C runtime refused a file or a call, or the exported function raised. `status` is the runtime's number."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__("SM050" if status in _FILE else "SM052", message)
+        super().__init__("SM050" if status in _FILE else "SM053" if status == _TRUST else "SM052", message)
         self.status = status
 
 
@@ -70,6 +70,11 @@ class _OpenOptions(ctypes.Structure):
         ("allocator", ctypes.c_void_p),
         ("device", ctypes.c_int),
         ("device_number", ctypes.c_int),
+        ("keys", ctypes.c_char_p),
+        ("key_count", ctypes.c_size_t),
+        ("allowed", ctypes.c_char_p),
+        ("allowed_count", ctypes.c_size_t),
+        ("weights", ctypes.c_char_p),
     )
 
 
@@ -81,6 +86,9 @@ class _SessionOptions(ctypes.Structure):
         ("parallel_for", ctypes.c_void_p),
         ("parallel_context", ctypes.c_void_p),
     )
+
+
+_Profile = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,7 @@ def library() -> Any:
         "smelt_model_state_count": (size, [pointer]),
         "smelt_model_state": (ctypes.POINTER(_Info), [pointer, size]),
         "smelt_session_choose": (ctypes.c_int, [pointer, size, error]),
+        "smelt_session_profile": (ctypes.c_int, [pointer, _Profile, pointer, error]),
     }
     for kind in ("input", "output"):
         signatures[f"smelt_entry_{kind}_count"] = (size, [pointer, size])
@@ -169,10 +178,22 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 
 class Model:
-    """An open file. `trusts_weights`: they are not held against their checksum, so that large files open at once."""
+    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be the
+    file's; None for any. `weights`: the file of weights of one that has none itself."""
 
-    def __init__(self, path: str | os.PathLike[str], trusts_weights: bool = False) -> None:
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), _TRUST_WEIGHTS if trusts_weights else 0, None, 0, 0)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        flags: int = 0,
+        keys: Sequence[bytes] | None = None,
+        allowed: Sequence[bytes] | None = None,
+        weights: str | os.PathLike[str] | None = None,
+    ) -> None:
+        lists: list[Any] = []
+        for names in (keys, allowed):
+            lists += (None, 0) if names is None else (b"".join(names), len(names))
+        beside = None if weights is None else _path(weights)
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), flags, None, 0, 0, *lists, beside)
         self._address = ctypes.c_void_p()
         self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", _path(path), ctypes.byref(options), ctypes.byref(self._address))
@@ -244,6 +265,17 @@ class Session:
     def choose(self, entry: int) -> None:
         """The entry point that calls are of from now on, by its number."""
         _checked("smelt_session_choose", self._address, entry)
+
+    def profile(self, tell: Callable[[str, int, int], None] | None) -> None:
+        """Have `tell(kernel, begin, end)` called after each kernel of a call, with times in nanoseconds."""
+
+        def called(_: int, kernel: bytes, begin: int, end: int) -> None:
+            if tell is not None:
+                tell(kernel.decode(), begin, end)
+
+        callback = _Profile() if tell is None else _Profile(called)
+        _checked("smelt_session_profile", self._address, callback, None)
+        self._callback = callback  # which must stay
 
     def run(self, inputs: Sequence[TensorAt]) -> None:
         """One call; what the inputs' addresses lead to must stay meanwhile."""

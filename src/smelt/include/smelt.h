@@ -60,7 +60,8 @@ typedef enum {
     SMELT_ERROR_RAISED = 10,     /* the model raised an error of its own, as it does in Python */
     SMELT_ERROR_LIMIT = 11,      /* the model went through more states than the session allows */
     SMELT_ERROR_MISMATCH = 12,   /* a checkpoint is of another model */
-    SMELT_ERROR_DEVICE = 13      /* a GPU or its driver failed */
+    SMELT_ERROR_DEVICE = 13,     /* a GPU or its driver failed */
+    SMELT_ERROR_TRUST = 14       /* a file that is not signed by a trusted key, or not in the list of allowed files */
 } smelt_status;
 
 typedef struct {
@@ -126,8 +127,10 @@ typedef struct {
 enum {
     SMELT_OPEN_TRUST_WEIGHTS = 1, /* weights are not held against their checksum: large files open at once */
     SMELT_OPEN_WITHOUT_CODE = 2,  /* everything is checked, no code is loaded: nothing can be run */
-    SMELT_OPEN_OWN_PRODUCTS = 4   /* on a GPU the file's own code multiplies matrices, not cuBLASLt where that is there:
+    SMELT_OPEN_OWN_PRODUCTS = 4,  /* on a GPU the file's own code multiplies matrices, not cuBLASLt where that is there:
                                      slower, and results do not depend on what is installed */
+    SMELT_OPEN_VERIFIED_MAPPING = 8 /* a file that `keys` or `allowed` restrict stays mapped, where processes share its
+                                       weights: only if nobody else can write to the file as long as the model is open */
 };
 
 /* What is to run a model that was exported for GPUs too. The driver is opened by name (libcuda.so.1), and only if the file
@@ -145,11 +148,24 @@ typedef struct {
     const smelt_allocator *allocator; /* NULL: malloc */
     smelt_device device;
     int device_number; /* of the GPU, as the driver counts them */
+    const unsigned char (*keys)[32]; /* not NULL: the file must be signed by one of these Ed25519 public keys */
+    size_t key_count;
+    const unsigned char (*allowed)[32]; /* not NULL: the SHA-256 of the file must be one of these */
+    size_t allowed_count;
+    const char *weights; /* a safetensors file, of an artifact that was saved without its weights */
 } smelt_open_options;
 
 /* Opens a file and checks all of it: one that is cut, altered or not an artifact is refused. The file is mapped, so that
    processes share its weights; it must not be changed in place as long as the model is open (replace it by renaming,
-   as smelt_session_save does). `options` may be NULL. */
+   as smelt_session_save does). `options` may be NULL.
+
+   Files have machine code: open only files of people whom you trust. `keys` and `allowed` refuse the others before anything
+   of a file is interpreted or executable. They are verified on a private copy, which nobody can change afterwards.
+   Environment variables do the same for all files of a process, beside what its options say: SMELT_TRUSTED_KEYS and
+   SMELT_ALLOWED_FILES, lists of 64 hexadecimal digits each between commas. docs/security.md has the threat model.
+
+   `weights` has all weights of the model by name, with its dtypes and shapes, and no others; those of another training are
+   as good. They are copied. Where signatures are required, the file's is in a second file, named like it with .sig behind. */
 SMELT_API smelt_status smelt_model_open(const char *path, const smelt_open_options *options, smelt_model **model,
                                         smelt_error *error);
 
@@ -267,6 +283,12 @@ SMELT_API smelt_status smelt_output(const smelt_session *session, size_t number,
 SMELT_API smelt_status smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes,
                                          smelt_error *error);
 
+/* profile(context, kernel, begin, end): after each kernel of a call, on the caller's thread; times are nanoseconds of the
+   system's clock. On a GPU each kernel is waited for. NULL: no longer; a session that is not measured pays nothing. */
+typedef void (*smelt_profile_function)(void *context, const char *kernel, int64_t begin, int64_t end);
+SMELT_API smelt_status smelt_session_profile(smelt_session *session, smelt_profile_function profile, void *context,
+                                             smelt_error *error);
+
 /* Where the last call ended: the numbers of a state and of its variant, which the manifest may say more about. */
 SMELT_API smelt_status smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant,
                                       smelt_error *error);
@@ -287,10 +309,12 @@ SMELT_API smelt_status smelt_state_write(smelt_session *session, size_t number, 
 SMELT_API smelt_status smelt_session_reset(smelt_session *session, smelt_error *error);
 
 /* A file of the same model with the session's state in it: a checkpoint, which smelt_model_open, smelt_session_load and
-   Python read. It is there as a whole or not at all; what is no file, such as a pipe or a device, is not replaced. */
+   Python read. It is there as a whole or not at all; what is no file, such as a pipe or a device, is not replaced. It is
+   not signed. */
 SMELT_API smelt_status smelt_session_save(smelt_session *session, const char *path, smelt_error *error);
 
-/* Takes over the state of such a file; by the registers' names, all of which must be there with the same shapes. */
+/* Takes over the state of such a file; by the registers' names, all of which must be there with the same shapes. Nothing of
+   it is executed, and it need not be signed. */
 SMELT_API smelt_status smelt_session_load(smelt_session *session, const char *path, smelt_error *error);
 
 #ifdef __cplusplus

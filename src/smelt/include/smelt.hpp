@@ -134,18 +134,22 @@ class Model {
 public:
     explicit Model(const std::string &path, unsigned flags = 0, smelt_device device = SMELT_DEVICE_BEST, int number = 0)
     {
-        const smelt_open_options options{sizeof options, flags, nullptr, device, number};
-        smelt_model *made = nullptr;
-        detail::check([&](smelt_error *error) { return smelt_model_open(path.c_str(), &options, &made, error); });
-        model_.reset(made, smelt_model_close);
+        open(path, options(flags, device, number));
+    }
+
+    // With options of your own, such as public keys: `options.size` is set here.
+    Model(const std::string &path, smelt_open_options options)
+    {
+        options.size = sizeof options;
+        open(path, options);
     }
 
     // A file's bytes, at an address that is a multiple of 64; they must stay as long as the model.
     Model(const void *data, std::size_t size, unsigned flags = 0, smelt_device device = SMELT_DEVICE_BEST, int number = 0)
     {
-        const smelt_open_options options{sizeof options, flags, nullptr, device, number};
+        const smelt_open_options given = options(flags, device, number);
         smelt_model *made = nullptr;
-        detail::check([&](smelt_error *error) { return smelt_model_from_memory(data, size, &options, &made, error); });
+        detail::check([&](smelt_error *error) { return smelt_model_from_memory(data, size, &given, &made, error); });
         model_.reset(made, smelt_model_close);
     }
 
@@ -185,6 +189,23 @@ public:
     smelt_model *get() const noexcept { return model_.get(); }
 
 private:
+    static smelt_open_options options(unsigned flags, smelt_device device, int number)
+    {
+        smelt_open_options options{};
+        options.size = sizeof options;
+        options.flags = flags;
+        options.device = device;
+        options.device_number = number;
+        return options;
+    }
+
+    void open(const std::string &path, const smelt_open_options &options)
+    {
+        smelt_model *made = nullptr;
+        detail::check([&](smelt_error *error) { return smelt_model_open(path.c_str(), &options, &made, error); });
+        model_.reset(made, smelt_model_close);
+    }
+
     template <typename Ask> std::vector<smelt_info> infos(std::size_t count, Ask ask) const
     {
         std::vector<smelt_info> found;

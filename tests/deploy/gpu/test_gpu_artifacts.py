@@ -250,3 +250,21 @@ def test_ptx_is_assembled(tmp_path: Path) -> None:
         (part,) = artifact.artifact_file.targets
         found = assembled(part.code.image.rstrip(b"\0").decode(), chip, tmp_path)
         assert set(found) == {grid.name for kernel in part.table.kernels for grid in kernel.grids}
+
+
+def test_weights_of_another_file_and_a_profile(kind: Gpu, tmp_path: Path) -> None:
+    artifact = _mlp((CHIP,))
+    path, weights = tmp_path / "model.smelt", tmp_path / "w.safetensors"
+    artifact.save(path, weights=weights)
+    whole = artifact.save(tmp_path / "whole.smelt")
+    code = f"""
+import numpy, smelt
+from smelt.cli import main
+
+x = numpy.linspace(-1, 1, 48, dtype=numpy.float32).reshape(3, 16)
+apart = smelt.load({str(path)!r}, weights={str(weights)!r})
+assert apart.target.startswith("cuda") and (apart(x) == smelt.load({str(whole)!r})(x)).all()
+assert main(["profile", {str(path)!r}, "--weights", {str(weights)!r}, "--calls", "2"]) == 0
+"""
+    printed = kind(artifact, tmp_path).python(code)
+    assert "mlp for cuda sm_" in printed and "all kernels" in printed

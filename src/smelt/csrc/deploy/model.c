@@ -5,6 +5,8 @@
 #include "executor/check.h"
 #include "executor/run/blocks.h"
 #include "deploy/processor.h"
+#include "deploy/opening/trust.h"
+#include "deploy/opening/weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -344,13 +346,12 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
 static smelt_status
 load_code(smelt_model *model, unsigned flags, smelt_error *error)
 {
-    const FileSection *weights = model->file.weights;
     bool multiplies = false;
     for (size_t i = 0; i < model->entry_count; i++) {
         multiplies = multiplies || (model->entries[i].table.counts[PRODUCTS] && !(flags & SMELT_OPEN_OWN_PRODUCTS));
     }
-    smelt_status status = model->on_cuda ? smelt_cuda_load_weights(&model->cuda, file_bytes(&model->file, weights),
-                                                                   weights->bytes, multiplies, error)
+    smelt_status status = model->on_cuda ? smelt_cuda_load_weights(&model->cuda, model_weights(model),
+                                                                   model->file.weights->bytes, multiplies, error)
                                          : SMELT_OK;
     for (size_t i = 0; !status && i < model->entry_count; i++) {
         Entry *entry = &model->entries[i];
@@ -373,7 +374,8 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
 {
     const unsigned flags = options->flags;
     model->runs = !(flags & SMELT_OPEN_WITHOUT_CODE);
-    smelt_status status = smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
+    smelt_status status = model->is_checkpoint ? SMELT_OK : smelt_trust_check(&model->file, options, error);
+    status = status ? status : smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
     if (status) {
         return status;
     }
@@ -395,7 +397,8 @@ prepare(smelt_model *model, const smelt_open_options *options, smelt_error *erro
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
-        status = load_code(model, flags, error);
+        status = smelt_weights_load(&model->weights, &model->file, target, &model->allocator, options, error);
+        status = status ? status : load_code(model, flags, error);
     }
     if (status) {
         return status;
@@ -429,12 +432,13 @@ destroy(smelt_model *model)
     }
     smelt_release(&allocator, model->entries, model->entry_count, sizeof *model->entries);
     smelt_cuda_close(&model->cuda);
+    smelt_release(&model->allocator, model->weights, model->weights ? (size_t)model->file.weights->bytes : 0, 1);
     smelt_file_close(&model->file);
     smelt_release(&allocator, model, 1, sizeof *model);
 }
 
 static smelt_status
-open_file(File *file, const smelt_open_options *options, smelt_model **model, smelt_error *error)
+open_file(File *file, const smelt_open_options *options, bool is_checkpoint, smelt_model **model, smelt_error *error)
 {
     smelt_allocator allocator = {NULL, allocate_default, release_default};
     if (options->allocator) {
@@ -447,6 +451,7 @@ open_file(File *file, const smelt_open_options *options, smelt_model **model, sm
     }
     opened->allocator = allocator;
     opened->file = *file;
+    opened->is_checkpoint = is_checkpoint;
     atomic_init(&opened->references, 1);
     const smelt_status status = prepare(opened, options, error);
     if (status) {
@@ -481,7 +486,16 @@ smelt_model_open(const char *path, const smelt_open_options *given, smelt_model 
         status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a path");
     }
     status = status ? status : smelt_file_open(&file, path, error);
-    return status ? status : open_file(&file, &options, model, error);
+    return status ? status : open_file(&file, &options, false, model, error);
+}
+
+smelt_status
+smelt_checkpoint_open(const char *path, const smelt_allocator *allocator, smelt_model **model, smelt_error *error)
+{
+    const smelt_open_options options = {.flags = SMELT_OPEN_WITHOUT_CODE, .allocator = allocator};
+    File file;
+    const smelt_status status = smelt_file_open(&file, path, error);
+    return status ? status : open_file(&file, &options, true, model, error);
 }
 
 smelt_status
@@ -497,7 +511,7 @@ smelt_model_from_memory(const void *data, size_t size, const smelt_open_options 
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "an artifact in memory must be at a multiple of %d", FILE_ALIGN);
     }
     File file = {.data = data, .size = size, .descriptor = -1};
-    return open_file(&file, &options, model, error);
+    return open_file(&file, &options, false, model, error);
 }
 
 void

@@ -35,6 +35,8 @@ struct smelt_model {
     smelt_allocator allocator;
     atomic_size_t references; /* its own, and one of each session */
     File file;
+    char *weights; /* of a file that has none itself; NULL: the file's */
+    bool is_checkpoint; /* read for its state alone: nothing of it runs, and anybody may have written it */
     bool runs; /* there is code */
     bool on_cuda; /* which is for a GPU */
     Cuda cuda;
@@ -43,8 +45,18 @@ struct smelt_model {
     size_t entry_count;
 };
 
+static inline const char *
+model_weights(const smelt_model *model)
+{
+    return model->weights ? model->weights : file_bytes(&model->file, model->file.weights);
+}
+
 /* Options as this library knows them, `bytes` of them: fields that the caller's version does not have are zero. False:
    options of no size, or of a later version whose further fields are not zero. `given` may be NULL. */
 bool smelt_take_options(void *options, size_t bytes, const void *given);
+
+/* A file that is opened for its state. */
+smelt_status smelt_checkpoint_open(const char *path, const smelt_allocator *allocator, smelt_model **model,
+                                   smelt_error *error);
 
 #endif

@@ -110,7 +110,7 @@ describe_run(smelt_session *session, const Entry *entry, EntryRun *at, const sme
                     .allocator = &session->allocator,
                     .memory = &session->memory,
                     .launch = launch_kernel,
-                    .constants = file_bytes(&model->file, model->file.weights),
+                    .constants = model_weights(model),
                     .nothing = session->nothing,
                     .threads = session->threads.threads,
                     .most_states = options->most_states};

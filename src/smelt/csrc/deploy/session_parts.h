@@ -21,6 +21,8 @@ typedef struct EntryRun {
     TakenInput *inputs;
     void **parameters; /* of a launch that is grids */
     ProductPlans products;
+    smelt_status (*launch)(Run *run, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
+                           smelt_error *error); /* the run's own, of a session that was measured */
 } EntryRun;
 
 struct smelt_session {
@@ -36,6 +38,8 @@ struct smelt_session {
     char *empty;     /* where tensors without elements are, where registers are */
     size_t state_mapped; /* bytes of state that are mapped from the file; 0: allocated */
     char *state_map;
+    smelt_profile_function profile;
+    void *profile_context;
     char nothing[64];
 };
 

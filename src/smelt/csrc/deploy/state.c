@@ -241,9 +241,8 @@ smelt_session_load(smelt_session *session, const char *path, smelt_error *error)
     if (status) {
         return status;
     }
-    const smelt_open_options options = {.size = sizeof options, .flags = SMELT_OPEN_WITHOUT_CODE, .allocator = &session->allocator};
     smelt_model *from;
-    status = smelt_model_open(path, &options, &from, error);
+    status = smelt_checkpoint_open(path, &session->allocator, &from, error);
     if (!status) {
         status = load_state(session, from, error);
         smelt_model_close(from);

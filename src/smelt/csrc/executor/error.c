@@ -11,7 +11,7 @@ smelt_status_text(smelt_status status)
         "no error", "a call that makes no sense", "a file cannot be read or written", "a file is damaged, or no artifact",
         "an artifact of another version", "no code for this machine", "not enough memory", "a wrong input",
         "a size out of bounds", "nothing was exported for such inputs", "the model raised an error",
-        "too many states", "a checkpoint of another model", "a GPU or its driver failed",
+        "too many states", "a checkpoint of another model", "a GPU or its driver failed", "a file that is not trusted",
     };
     const unsigned number = (unsigned)status;
     return number < sizeof texts / sizeof *texts ? texts[number] : "an unknown error";

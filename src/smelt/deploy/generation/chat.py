@@ -15,7 +15,7 @@ from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.deploy.runtime import Model, Session, TensorAt
+from smelt.deploy.runtime import TRUST_WEIGHTS, Model, Session, TensorAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Generator:
     """A file with the entry points `prefill` and `decode`, and the text in its cache."""
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 0) -> None:
-        self._model = Model(path, trusts_weights=True)
+        self._model = Model(path, TRUST_WEIGHTS)
         self._session = Session(self._model, threads)
         places = {entry.name: number for number, entry in enumerate(self._model.entries)}
         about = self._model.manifest.get("generation")

@@ -51,13 +51,15 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
     """All that a file holds. `weights` is what registers that are CONSTANT hold, `state` what those of STATE begin
-    with. `entries`: how many entry points it has; parts of one target follow each other, one for each."""
+    with. `entries`: how many entry points it has; parts of one target follow each other, one for each.
+    `has_weights`: they are in the file, not in one of their own."""
 
     manifest: Mapping[str, Any]
     targets: tuple[TargetPart, ...]
     weights: Data
     state: Data
     entries: int = 1
+    has_weights: bool = True
 
 
 def check_table(table: bytes | memoryview, weights: int, state: int, kernels: int) -> None:

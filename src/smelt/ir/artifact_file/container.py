@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from smelt.ir.artifact_file.layout import (
     MOST_SECTIONS,
     PAGE,
     VERSION,
+    WEIGHTS_ELSEWHERE,
     FileHeader,
     Kind,
     Machine,
@@ -74,6 +75,20 @@ class Section:
     def bytes(self) -> int:
         return self.parts[-1][0] + len(self.parts[-1][1]) if self.parts else 0
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its bytes are in another file."""
+        return _is_elsewhere(self)
+
+
+def _is_elsewhere(section: Section | SectionRecord) -> bool:
+    return section.kind == Kind.WEIGHTS and section.features == WEIGHTS_ELSEWHERE
+
+
+def _stored(record: SectionRecord) -> int:
+    """How many of its bytes the file has."""
+    return 0 if _is_elsewhere(record) else record.bytes
+
 
 def manifest_section(manifest: Mapping[str, Any]) -> Section:
     """What a file says of itself: JSON. Strings may be names of files, which need not be text."""
@@ -93,12 +108,14 @@ def manifest_in(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def unpack(data: Any, is_artifact: bool = False) -> list[Section]:
-    """The sections of a file that nothing is wrong with, views of it. `is_artifact`: they are those of an artifact."""
+    """The sections of a file that nothing is wrong with, views of it. `is_artifact`: they are those of an artifact.
+    Weights that are in another file are zeros."""
     view = memoryview(data).cast("B").toreadonly()
-    return [
-        Section.of(each.kind, view[each.offset : each.offset + each.bytes], each.target, each.machine, each.features)
-        for each in read_sections(view, is_artifact)
-    ]
+    sections = []
+    for each in read_sections(view, is_artifact):
+        held = bytes(each.bytes) if _is_elsewhere(each) else view[each.offset : each.offset + each.bytes]
+        sections.append(Section.of(each.kind, held, each.target, each.machine, each.features))
+    return sections
 
 
 def read_sections(view: memoryview, is_artifact: bool = False) -> list[SectionRecord]:
@@ -124,25 +141,40 @@ def pack(sections: Sequence[Section]) -> bytes:
 
 
 def save(sections: Sequence[Section], path: str | os.PathLike[str]) -> None:
-    """The file itself, part after part, nothing copied in memory. All of it is there, or it is as it was before. A
-    symbolic link stays a link; a file that is replaced keeps its mode."""
+    """The file itself, part after part, nothing copied in memory."""
     records = _placed(sections)
+
+    def fill(file: Any) -> None:
+        file.truncate(_end(records))
+        for place, data in _pieces(sections, records):
+            for begin in range(0, len(data), _CHUNK_BYTES):
+                chunk = bytes(data[begin : begin + _CHUNK_BYTES])
+                if chunk != _ZEROS[: len(chunk)]:  # a file system stores no zeros that nobody writes
+                    file.seek(place + begin)
+                    file.write(chunk)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
+            _seal(view, records)
+
+    _replace(path, fill)
+
+
+def replace_file(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+    """A file with these bytes, one piece after the other."""
+    _replace(path, lambda file: file.writelines(pieces))
+
+
+def _replace(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> None:
+    """A file that `fill` writes. All of it is there, or it is as it was before. A symbolic link stays a link; a file
+    that is replaced keeps its mode."""
     path = Path(os.path.realpath(path))
     require(not path.exists() or path.is_file(), str(path), "is no file, and is not replaced")  # such as /dev/null
     unfinished = path.with_name(f".{os.urandom(8).hex()}")  # nobody else's, and short: there is room for it
     descriptor, is_named = _open_unfinished(path.parent, unfinished)
     try:
         with os.fdopen(descriptor, "w+b") as file:
-            file.truncate(_end(records))
-            for place, data in _pieces(sections, records):
-                for begin in range(0, len(data), _CHUNK_BYTES):
-                    chunk = bytes(data[begin : begin + _CHUNK_BYTES])
-                    if chunk != _ZEROS[: len(chunk)]:  # a file system stores no zeros that nobody writes
-                        file.seek(place + begin)
-                        file.write(chunk)
+            fill(file)
             file.flush()
-            with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
-                _seal(view, records)
             if path.exists():
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
             if not is_named:
@@ -169,14 +201,14 @@ def _placed(sections: Sequence[Section]) -> list[SectionRecord]:
     records = []
     for each in sections:
         offset = rounded(end, ALIGN if each.kind in (Kind.MANIFEST, Kind.TABLE) else PAGE)
-        end = offset + each.bytes
+        end = offset + (0 if each.is_elsewhere else each.bytes)
         records.append(SectionRecord(each.kind, each.target, each.machine, each.features, offset, each.bytes, 0))
     return records
 
 
 def _pieces(sections: Sequence[Section], records: Sequence[SectionRecord]) -> Iterator[tuple[int, Any]]:
     for section, record in zip(sections, records, strict=True):
-        for place, data in section.parts:
+        for place, data in () if section.is_elsewhere else section.parts:
             yield record.offset + place, data
 
 
@@ -185,14 +217,14 @@ def rounded(place: int, to: int) -> int:
 
 
 def _end(records: Sequence[SectionRecord]) -> int:
-    return records[-1].offset + records[-1].bytes
+    return records[-1].offset + _stored(records[-1])
 
 
 def _seal(view: memoryview, records: Sequence[SectionRecord]) -> None:
     """Header and directory, once all sections are in their places."""
     words = [*FileHeader(MAGIC, VERSION, len(view), len(records), reserved=0, checksum=0)]
     for each in records:
-        checksum = _native.checksum(view[each.offset : each.offset + each.bytes])
+        checksum = _native.checksum(view[each.offset : each.offset + _stored(each)])
         words += each._replace(checksum=signed(checksum))
     packed = struct.pack(f"<{len(words)}q", *words)
     words[FileHeader._fields.index("checksum")] = signed(_native.checksum(packed))

@@ -13,6 +13,7 @@ PAGE = 4096  # what CODE, WEIGHTS and STATE are aligned to
 ALIGN = 64  # what the other sections and each tensor are aligned to
 MOST_SECTIONS = 256
 MOST_CAPABILITY = 999  # of a GPU
+WEIGHTS_ELSEWHERE = 1  # as the features of a WEIGHTS section: its bytes are in a file of their own
 
 
 class Kind(IntEnum):

@@ -29,4 +29,5 @@ def read(data: Any) -> ArtifactFile:
         except BadTable as error:  # C does not look into the text of strings
             raise ArtifactError(str(error)) from error
     entries = sum(each.target == 0 for each in sections) // 2
-    return ArtifactFile(manifest_in(sections), tuple(parts), weights, state, entries)
+    has_weights = not sections[-2].is_elsewhere
+    return ArtifactFile(manifest_in(sections), tuple(parts), weights, state, entries, has_weights)

@@ -10,7 +10,7 @@ from smelt.ir.artifact_file.artifact import ArtifactFile, check_table
 from smelt.ir.artifact_file.code import code_bytes
 from smelt.ir.artifact_file.container import ArtifactError, Section, manifest_section, pack
 from smelt.ir.artifact_file.container import save as save_sections
-from smelt.ir.artifact_file.layout import Kind
+from smelt.ir.artifact_file.layout import WEIGHTS_ELSEWHERE, Kind
 from smelt.ir.table.write import table_bytes
 
 
@@ -37,5 +37,6 @@ def _sections(artifact: ArtifactFile) -> list[Section]:
             sections.append(Section.of(kind, data, number // artifact.entries, part.machine, part.features))
     for kind, held in ((Kind.WEIGHTS, artifact.weights), (Kind.STATE, artifact.state)):
         parts = [(begin, memoryview(data).cast("B")) for begin, data in held.parts.items()]
-        sections.append(Section(kind, tuple(parts)))
+        is_elsewhere = kind == Kind.WEIGHTS and not artifact.has_weights
+        sections.append(Section(kind, tuple(parts), features=WEIGHTS_ELSEWHERE if is_elsewhere else 0))
     return sections

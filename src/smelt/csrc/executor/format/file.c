@@ -6,6 +6,7 @@
 #include "executor/format/file.h"
 
 #include "executor/format/checksum.h"
+#include "executor/format/signature.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,17 +41,54 @@ smelt_file_open(File *file, const char *path, smelt_error *error)
         close(descriptor);
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be mapped: %s", path, strerror(why));
     }
-    *file = (File){.data = data, .size = (size_t)status.st_size, .descriptor = descriptor};
+    *file = (File){.data = data, .size = (size_t)status.st_size, .descriptor = descriptor,
+                   .mapped = (size_t)status.st_size};
     return SMELT_OK;
 }
 
 void
 smelt_file_close(File *file)
 {
+    if (file->mapped) {
+        munmap((void *)file->data, file->mapped);
+    }
     if (file->descriptor >= 0) {
-        munmap((void *)file->data, file->size);
         close(file->descriptor);
     }
+}
+
+static bool
+read_all(int descriptor, char *data, size_t size)
+{
+    for (size_t end = 0; end < size;) {
+        const ssize_t count = pread(descriptor, data + end, size - end, (off_t)end);
+        if (count <= 0 && !(count < 0 && errno == EINTR)) {
+            errno = count ? errno : EIO; /* it has become shorter */
+            return false;
+        }
+        end += count < 0 ? 0 : (size_t)count;
+    }
+    return true;
+}
+
+smelt_status
+smelt_file_make_private(File *file, smelt_error *error)
+{
+    if (file->descriptor < 0) {
+        return SMELT_OK;
+    }
+    char *copy = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a copy of the file, %zu bytes", file->size);
+    }
+    if (!read_all(file->descriptor, copy, file->size) || mprotect(copy, file->size, PROT_READ) < 0) {
+        const int why = errno;
+        munmap(copy, file->size);
+        return smelt_fail(error, SMELT_ERROR_IO, "the file cannot be read: %s", strerror(why));
+    }
+    smelt_file_close(file);
+    *file = (File){.data = copy, .size = file->size, .descriptor = -1, .mapped = file->size};
+    return SMELT_OK;
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
@@ -68,6 +106,18 @@ head_checksum(const FileHeader *header, const FileSection *sections)
     return smelt_checksum(head, sizeof zeroed + directory);
 }
 
+/* A signature behind the file, which was verified before if anybody asked for that. */
+static void
+leave_out_signature(File *file)
+{
+    Signature record;
+    const int64_t bytes = ((const FileHeader *)file->data)->bytes;
+    if (bytes >= 0 && (uint64_t)bytes + sizeof record == file->size
+        && smelt_signature_find(&record, file->data, file->size)) {
+        file->size -= sizeof record;
+    }
+}
+
 static smelt_status
 check_header(File *file, smelt_error *error)
 {
@@ -75,6 +125,7 @@ check_header(File *file, smelt_error *error)
     if (file->size < sizeof *header || header->magic != FILE_MAGIC) {
         return smelt_fail(error, SMELT_ERROR_FILE, "this is no artifact: it does not begin like one");
     }
+    leave_out_signature(file);
     if (header->version != FILE_VERSION) {
         return smelt_fail(error, SMELT_ERROR_VERSION, "this artifact has version %lld, this runtime reads version %d",
                           (long long)header->version, FILE_VERSION);
@@ -116,8 +167,8 @@ wrong_place(const File *file, int64_t number, int64_t end)
     }
     const int64_t step = section->kind <= TABLE_SECTION ? FILE_ALIGN : FILE_PAGE;
     const int64_t begin = (end + step - 1) / step * step;
-    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0
-        || section->bytes > file->header->bytes - begin) {
+    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0 || section->bytes > MOST_BYTES
+        || file_stored(section) > file->header->bytes - begin) {
         return "offset";
     }
     return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
@@ -138,9 +189,9 @@ smelt_file_check_sections(File *file, bool trusted, smelt_error *error)
         if (wrong) {
             return smelt_refuse(error, "sections", i, wrong);
         }
-        end = section->offset + section->bytes;
+        end = section->offset + file_stored(section);
         if (!(trusted && section->kind >= WEIGHTS_SECTION)
-            && smelt_checksum(file_bytes(file, section), (size_t)section->bytes) != (uint64_t)section->checksum) {
+            && smelt_checksum(file_bytes(file, section), (size_t)file_stored(section)) != (uint64_t)section->checksum) {
             return smelt_refuse(error, "sections", i, "checksum: it is damaged");
         }
     }
@@ -178,7 +229,8 @@ wrong_section(const File *file, int64_t number)
         return "target";
     }
     if (of_target ? section->machine <= ANY_MACHINE || section->machine > CUDA_MACHINE
-                  : section->machine != ANY_MACHINE || section->features) {
+                  : section->machine != ANY_MACHINE
+                        || (section->features && !(kind == WEIGHTS_SECTION && section->features == WEIGHTS_ELSEWHERE))) {
         return "machine";
     }
     if (section->machine == CUDA_MACHINE && (section->features < 1 || section->features > MOST_CAPABILITY)) {

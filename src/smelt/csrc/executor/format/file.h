@@ -10,7 +10,8 @@
 typedef struct {
     const char *data;
     size_t size;
-    int descriptor; /* -1: memory of the caller's */
+    int descriptor; /* -1: memory */
+    size_t mapped; /* so many bytes of its own, from `data` on; 0: memory of the caller's */
     const FileHeader *header;
     const FileSection *sections;
     const FileSection *manifest, *weights, *state;
@@ -20,6 +21,9 @@ typedef struct {
 /* Maps a file. smelt_file_close lets it go. */
 smelt_status smelt_file_open(File *file, const char *path, smelt_error *error);
 void smelt_file_close(File *file);
+
+/* A copy in memory takes the place of a mapped file: nobody else can change it. */
+smelt_status smelt_file_make_private(File *file, smelt_error *error);
 
 /* That nothing of it is damaged, whatever sections it has. */
 smelt_status smelt_file_check_sections(File *file, bool trusted, smelt_error *error);
@@ -37,6 +41,15 @@ static inline const FileSection *
 file_code(const File *file, int64_t target, int64_t entry)
 {
     return &file->sections[2 + 2 * (target * file->entries + entry)];
+}
+
+enum { WEIGHTS_ELSEWHERE = 1 }; /* as the features of WEIGHTS: its bytes are in a file of their own */
+
+/* How many bytes of a section the file has. */
+static inline int64_t
+file_stored(const FileSection *section)
+{
+    return section->kind == WEIGHTS_SECTION && section->features == WEIGHTS_ELSEWHERE ? 0 : section->bytes;
 }
 
 static inline const char *

@@ -1,0 +1,52 @@
+/* Monocypher 4.0.3, as its source package on PyPI (pymonocypher 4.0.3.5) has it. Its one changed line includes this file, which
+   gives all its names a prefix: a program that links with libsmelt.a may have a Monocypher of its own. */
+#ifndef SMELT_MONOCYPHER_NAMES_H
+#define SMELT_MONOCYPHER_NAMES_H
+
+#define crypto_aead_init_djb smelt_crypto_aead_init_djb
+#define crypto_aead_init_ietf smelt_crypto_aead_init_ietf
+#define crypto_aead_init_x smelt_crypto_aead_init_x
+#define crypto_aead_lock smelt_crypto_aead_lock
+#define crypto_aead_read smelt_crypto_aead_read
+#define crypto_aead_unlock smelt_crypto_aead_unlock
+#define crypto_aead_write smelt_crypto_aead_write
+#define crypto_argon2 smelt_crypto_argon2
+#define crypto_argon2_no_extras smelt_crypto_argon2_no_extras
+#define crypto_blake2b smelt_crypto_blake2b
+#define crypto_blake2b_final smelt_crypto_blake2b_final
+#define crypto_blake2b_init smelt_crypto_blake2b_init
+#define crypto_blake2b_keyed smelt_crypto_blake2b_keyed
+#define crypto_blake2b_keyed_init smelt_crypto_blake2b_keyed_init
+#define crypto_blake2b_update smelt_crypto_blake2b_update
+#define crypto_chacha20_djb smelt_crypto_chacha20_djb
+#define crypto_chacha20_h smelt_crypto_chacha20_h
+#define crypto_chacha20_ietf smelt_crypto_chacha20_ietf
+#define crypto_chacha20_x smelt_crypto_chacha20_x
+#define crypto_eddsa_check smelt_crypto_eddsa_check
+#define crypto_eddsa_check_equation smelt_crypto_eddsa_check_equation
+#define crypto_eddsa_key_pair smelt_crypto_eddsa_key_pair
+#define crypto_eddsa_mul_add smelt_crypto_eddsa_mul_add
+#define crypto_eddsa_reduce smelt_crypto_eddsa_reduce
+#define crypto_eddsa_scalarbase smelt_crypto_eddsa_scalarbase
+#define crypto_eddsa_sign smelt_crypto_eddsa_sign
+#define crypto_eddsa_to_x25519 smelt_crypto_eddsa_to_x25519
+#define crypto_eddsa_trim_scalar smelt_crypto_eddsa_trim_scalar
+#define crypto_elligator_key_pair smelt_crypto_elligator_key_pair
+#define crypto_elligator_map smelt_crypto_elligator_map
+#define crypto_elligator_rev smelt_crypto_elligator_rev
+#define crypto_poly1305 smelt_crypto_poly1305
+#define crypto_poly1305_final smelt_crypto_poly1305_final
+#define crypto_poly1305_init smelt_crypto_poly1305_init
+#define crypto_poly1305_update smelt_crypto_poly1305_update
+#define crypto_verify16 smelt_crypto_verify16
+#define crypto_verify32 smelt_crypto_verify32
+#define crypto_verify64 smelt_crypto_verify64
+#define crypto_wipe smelt_crypto_wipe
+#define crypto_x25519 smelt_crypto_x25519
+#define crypto_x25519_dirty_fast smelt_crypto_x25519_dirty_fast
+#define crypto_x25519_dirty_small smelt_crypto_x25519_dirty_small
+#define crypto_x25519_inverse smelt_crypto_x25519_inverse
+#define crypto_x25519_public_key smelt_crypto_x25519_public_key
+#define crypto_x25519_to_eddsa smelt_crypto_x25519_to_eddsa
+
+#endif
