@@ -513,7 +513,21 @@ class Runner:
         """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing. A callable is
         asked for a clock before each call."""
 
+    def begin(self, inputs: list[Any], /) -> PausedRun:
+        """Begin a call of a consuming program that pauses between steps: the list is emptied, no step is done."""
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
+class PausedRun:
+    """A call of a program that stops between steps, so that results leave it before its end.
+
+    One that is dropped before its last step lets go of everything, as after an error.
+    """
+
+    def advance(self, until: int, places: tuple[int, ...], /) -> tuple[Any, ...]:
+        """Do the steps before `until` that are still to be done, and return the results at these places. The run lets
+        their values go: no later step may use them, and results of the same value leave together. The last step ends
+        the call, and so does an error."""
 
 def set_library(
     tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /
