@@ -32,7 +32,7 @@ _anchor = torch.empty(0, device="cpu", requires_grad=True)
 
 @dataclass(slots=True)
 class _Arrived:
-    """State of one backward: tangents not processed yet, gradients not passed on yet, and a backward that has paused."""
+    """State of one backward: tangents not processed yet, gradients not passed on yet, and a run that has paused."""
 
     tangents: dict[int, Any]
     gradients: list[Any]
@@ -44,7 +44,9 @@ class _Arrived:
             old = self.gradients[index]
             self.gradients[index] = new if old is None else old if new is None else old + new
 
-    def begin(self, tangents: Sequence[Any], state: Differentiable, backward: Any, operands: list[Any]) -> Sequence[Any]:
+    def begin(
+        self, tangents: Sequence[Any], state: Differentiable, backward: Any, operands: list[Any]
+    ) -> Sequence[Any]:
         """Begin a backward that pauses, if it can: it has no results yet. Else run it."""
         order = delivery_order(backward, state.plan)
         if order is None:
@@ -170,11 +172,9 @@ def needs_split(state: Differentiable, inputs: Sequence[Any]) -> bool:
     return any(not inputs[index].is_leaf or inputs[index]._backward_hooks for index in state.partly_reached)
 
 
-def apply_split(
-    state: Differentiable, box: list[Any], inputs: Sequence[Any], early: Groups | None
-) -> tuple[Any, ...]:
-    """As `apply` of the one node: the differentiable results; all values go into the box. `early`: the groups of inputs,
-    if the backward is to pause after each."""
+def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any], early: Groups | None) -> tuple[Any, ...]:
+    """As `apply` of the one node: the differentiable results; all values go into the box. `early`: the groups of
+    inputs, if the backward is to pause after each."""
     plan = state.plan
     values: list[Any] = []
     split_call = SplitCall(state, _run_forward(_anchor, box, inputs, values), early is not None)
