@@ -2,11 +2,11 @@
 
     python -m benchmarks.distributed [--torch-compile] [--ranks 2] [--rounds 15] [--json FILE] [ddp fsdp2 fsdp2-whole]
 
-The ranks are processes of this machine that talk by gloo, with one thread each. All ways take turns in each of them, and
-the figures are those of rank 0. There is no network, so a wire is simulated: it serves collectives one after the other,
-each takes a latency and its bytes over a bandwidth, and together they take as long as eager's backward. When a
-collective begins, and when its result is needed, is noted in processor time of the thread that trains; so a busy machine
-changes nothing. Exposed is how long the step waits for the wire, as a share of the time that the wire is busy.
+The ranks are processes of this machine that talk by gloo, with one thread each. All ways take turns in each of them,
+and the figures are those of rank 0. There is no network, so a wire is simulated: it serves collectives one after the
+other, each takes a latency and its bytes over a bandwidth, and together they take as long as eager's backward. When a
+collective begins, and when its result is needed, is noted in processor time of the thread that trains, so other load on
+the machine changes nothing. Exposed is how long the step waits for the wire, as a share of the time the wire is busy.
 """
 
 import argparse

@@ -29,8 +29,8 @@ from smelt.runtime.program.last_uses import LastUses, last_uses
 from smelt.torch_abi.node_layout import address_of, why_not_read_nodes
 
 GROUPS = 8
-"""How many groups there are where nobody says how much is reduced at once. A pause costs 40 µs of processor time, and the
-kernels after it find less of their data in the cache: 100 µs where the level-two cache has 1 MiB."""
+"""How many groups there are where nobody says how much is reduced together. A pause costs 40 µs of processor time, and
+the kernels after it find less of their data in the cache: 100 µs where the level-two cache has 1 MiB."""
 
 MOST_GROUPS = 64
 SMALLEST_GROUP_BYTES = 1 << 18

@@ -169,7 +169,11 @@ _result_group: Callable[..., Any] = super(torch.autograd.Function, ResultGroupNo
 
 def needs_split(state: Differentiable, inputs: Sequence[Any]) -> bool:
     """Whether an input that only some results depend on has a history or hooks."""
-    return any(not inputs[index].is_leaf or inputs[index]._backward_hooks for index in state.partly_reached)
+    for index in state.partly_reached:
+        each = inputs[index]
+        if not each.is_leaf or each._backward_hooks or each._post_accumulate_grad_hooks:
+            return True
+    return False
 
 
 def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any], early: Groups | None) -> tuple[Any, ...]:
