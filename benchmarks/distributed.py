@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, BLOCKS, WORDS, BATCH, TOKENS = 128, 4, 512, 4, 64
-BUCKET_MB = 0.8  # five buckets
+WIDTH, BLOCKS, WORDS, BATCH, TOKENS = 128, 4, 1536, 4, 64
+BUCKET_MB = 1  # five buckets; torch.compile refuses smaller ones
 LATENCY_S = 50e-6
 
 
@@ -109,6 +109,11 @@ class Step:
         return waited, busy
 
 
+_IS_SINGLE = hasattr(dist, "all_gather_single")  # as PyTorch 2.13 names them
+_FSDP2_CALLS = ("all_gather_single" if _IS_SINGLE else "all_gather_into_tensor",
+                "reduce_scatter_single" if _IS_SINGLE else "reduce_scatter_tensor")  # fmt: skip
+
+
 class Recorder:
     """Notes the collectives of the step that runs."""
 
@@ -131,7 +136,7 @@ class Recorder:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Note what FSDP2 asks for."""
-        gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+        gather, scatter = (getattr(dist, name) for name in _FSDP2_CALLS)
 
         def all_gather(output: torch.Tensor, *args: Any, **named: Any) -> Any:
             request = Request(self.now(), output.nbytes)
@@ -142,32 +147,33 @@ class Recorder:
                 return None
             return _Waited(work, functools.partial(self._note_wait, request))
 
-        def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any) -> Any:
+        def reduce_scatter(*args: Any, **named: Any) -> Any:
+            source = named["input"] if "input" in named else args[1]
             self.step.requests.append(Request(self.now(), source.nbytes))
-            return scatter(output, source, *args, **named)
+            return scatter(*args, **named)
 
-        dist.all_gather_into_tensor, dist.reduce_scatter_tensor = all_gather, reduce_scatter
+        for name, function in zip(_FSDP2_CALLS, (all_gather, reduce_scatter), strict=True):
+            setattr(dist, name, function)
         try:
             yield
         finally:
-            dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+            for name, function in zip(_FSDP2_CALLS, (gather, scatter), strict=True):
+                setattr(dist, name, function)
 
     def _note_wait(self, request: Request) -> None:
         request.needed = self.now()
 
 
-class _Waited:
+class _Waited(dist.Work):
     """A collective at work whose wait is noted."""
 
-    def __init__(self, work: Any, note: Callable[[], None]) -> None:
+    def __init__(self, work: dist.Work, note: Callable[[], None]) -> None:
+        super().__init__()
         self._work, self._note = work, note
 
-    def wait(self, *args: Any) -> Any:
+    def wait(self, *args: Any) -> bool:
         self._note()
         return self._work.wait(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
 
 
 # --- ways to train ----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def _is_awaited(state: Differentiable, inputs: Sequence[Any]) -> bool:
     last = next(inputs[place] for place in reversed(places) if inputs[place].is_leaf)
     if first._post_accumulate_grad_hooks or last._post_accumulate_grad_hooks:
         return True
-    return _is_distributed() and (_has_reducer(first) or (last is not first and _has_reducer(last)))
+    return _is_distributed() and _has_reducer(first if type(first) is torch.nn.Parameter else last)
 
 
 def _is_distributed() -> bool:

@@ -7,7 +7,8 @@ PyTorch's engine walks from a node to all its inputs, also where no gradient flo
 In eager it never gets there. So results that depend on the same inputs share a node (`ResultGroupNode`), and inputs
 that the same results depend on share one (`InputGroupNode`); saved tensors belong to the call (`SplitCall`). A result
 node only records tangents. Input nodes have lower sequence numbers, so that the engine runs them after all tangents
-have arrived: the first of them runs the backward, once.
+have arrived: the first of them runs the backward, once. Where hooks wait for gradients, each runs a part of it instead
+(`smelt.runtime.autograd.early_gradients`).
 """
 
 import functools
@@ -136,7 +137,8 @@ class InputGroupNode(torch.autograd.Function):
     def forward(ctx: Any, split_call: SplitCall, indices: Sequence[int], *inputs: Any) -> torch.Tensor:
         ctx.split_call, ctx.indices = split_call, indices
         ctx.set_materialize_grads(False)
-        return torch.empty(0, device="cpu")
+        # The engine runs the node on the stream of its forward if its result is on that device.
+        return torch.empty(0, device=inputs[0].device if inputs[0].is_cuda else "cpu")
 
     @staticmethod
     def backward(ctx: Any, nothing: Any) -> tuple[Any, ...]:
