@@ -35,7 +35,7 @@ def train(compiled: bool) -> list[float]:
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     data = torch.Generator().manual_seed(dist.get_rank())  # each process has batches of its own
     losses = []
     for _ in range(STEPS):
