@@ -478,18 +478,9 @@ class Runner:
     """
 
     def __init__(
-        self,
-        table: bytes,
-        objects: tuple[Any, ...],
-        *,
-        threads: Callable[[], int],
-        acquire: Callable[[], list[Any]],
-        release: Callable[[Any], object],
-        allocate: Callable[..., Any],
-        view: Callable[..., Any],
-        fit: Callable[..., Any],
-        watchers: tuple[Callable[[], object], ...],
-        recorder: GraphRecorder | None = None,
+        self, table: bytes, objects: tuple[Any, ...], *, threads: Callable[[], int], acquire: Callable[[], list[Any]],
+        release: Callable[[Any], object], allocate: Callable[..., Any], view: Callable[..., Any],
+        fit: Callable[..., Any], watchers: tuple[Callable[[], object], ...], recorder: GraphRecorder | None = None,
     ) -> None: ...
     @property
     def graphs(self) -> dict[str, Any]: ...
@@ -519,15 +510,11 @@ class Runner:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
 class PausedRun:
-    """A call of a program that stops between steps, so that results leave it before its end.
-
-    One that is dropped before its last step lets go of everything, as after an error.
-    """
+    """A call that stops between steps. One that is dropped before its last step frees everything, as after an error."""
 
     def advance(self, until: int, places: tuple[int, ...], /) -> tuple[Any, ...]:
-        """Do the steps before `until` that are still to be done, and return the results at these places. The run lets
-        their values go: no later step may use them, and results of the same value leave together. The last step ends
-        the call, and so does an error."""
+        """Do the steps up to `until`, and return the results at these places. Their values are dropped: no later step may
+        use them, and results of one value leave together. The last step, or an error, ends the call."""
 
 def set_library(
     tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /

@@ -65,7 +65,7 @@ native_at(const Runner *self, const CallRecord *call)
 PyObject *free_cuda_graphs(PyObject *module, PyObject *unused);
 
 PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-PyObject *runner_begin(PyObject *self, PyObject *list); /* runner/paused.c */
+PyObject *runner_begin(PyObject *self, PyObject *list); /* autograd/paused_run.c */
 PyObject *runner_call(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *names);
 
 #endif
