@@ -513,8 +513,8 @@ class PausedRun:
     """A call that stops between steps. One that is dropped before its last step frees everything, as after an error."""
 
     def advance(self, until: int, places: tuple[int, ...], /) -> tuple[Any, ...]:
-        """Do the steps up to `until`, and return the results at these places. Their values are dropped: no later step may
-        use them, and results of one value leave together. The last step, or an error, ends the call."""
+        """Do the steps up to `until`, and return the results at these places. Their values are dropped: no later step
+        may use them, and results of one value leave together. The last step, or an error, ends the call."""
 
 def set_library(
     tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /
