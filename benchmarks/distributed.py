@@ -50,11 +50,13 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.before(x)
-        heads = [each(h).unflatten(-1, (4, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)]
-        attended = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        projections = (self.query, self.key, self.value)
+        query, key, value = (each(h).unflatten(-1, (4, -1)).transpose(1, 2) for each in projections)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         h = self.between(x)
-        return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        result: torch.Tensor = x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        return result
 
 
 class Model(nn.Module):
@@ -132,7 +134,9 @@ class Recorder:
         self.step, self.began = Step(), time.thread_time()
         return self.step
 
-    def bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def bucket(
+        self, state: object, bucket: dist.GradBucket  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         """The communication hook of DDP."""
         self.step.requests.append(Request(self.now(), bucket.buffer().nbytes))
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]

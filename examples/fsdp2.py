@@ -23,7 +23,8 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        result: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return result
 
 
 def train(compiled: bool) -> list[float]:
