@@ -479,18 +479,9 @@ class Runner:
     """
 
     def __init__(
-        self,
-        table: bytes,
-        objects: tuple[Any, ...],
-        *,
-        threads: Callable[[], int],
-        acquire: Callable[[], list[Any]],
-        release: Callable[[Any], object],
-        allocate: Callable[..., Any],
-        view: Callable[..., Any],
-        fit: Callable[..., Any],
-        watchers: tuple[Callable[[], object], ...],
-        recorder: GraphRecorder | None = None,
+        self, table: bytes, objects: tuple[Any, ...], *, threads: Callable[[], int], acquire: Callable[[], list[Any]],
+        release: Callable[[Any], object], allocate: Callable[..., Any], view: Callable[..., Any],
+        fit: Callable[..., Any], watchers: tuple[Callable[[], object], ...], recorder: GraphRecorder | None = None,
     ) -> None: ...
     @property
     def graphs(self) -> dict[str, Any]: ...
@@ -514,7 +505,17 @@ class Runner:
         """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing. A callable is
         asked for a clock before each call."""
 
+    def begin(self, inputs: list[Any], /) -> PausedRun:
+        """Begin a call of a consuming program that pauses between steps: the list is emptied, no step is done."""
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
+class PausedRun:
+    """A call that stops between steps. One that is dropped before its last step frees everything, as after an error."""
+
+    def advance(self, until: int, places: tuple[int, ...], /) -> tuple[Any, ...]:
+        """Do the steps up to `until`, and return the results at these places. Their values are dropped: no later step
+        may use them, and results of one value leave together. The last step, or an error, ends the call."""
 
 def set_library(
     tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /

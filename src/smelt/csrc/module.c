@@ -368,7 +368,8 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
-                             &LauncherType, &RunnerType, &ForwardCallType, &CodeType,  &HeldType,  &PausedGCType,
+                             &LauncherType, &RunnerType, &PausedRunType, &ForwardCallType, &CodeType, &HeldType,
+                             &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
                              &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &LazyLaunchType,
                              &LazyBackwardType, &RecordingLockType, &DeviceTypeAnswerType};

@@ -352,7 +352,7 @@ record_on(Replay *replay, Run *run, const CudaDriver *driver, CudaContext contex
         recording.graph = graph;
         run->recording = &recording;
         release_gil(run);
-        const bool raised = status == 0 && run_steps(run, NULL) < 0;
+        const bool raised = status == 0 && run_steps(run, 0, run->table->counts[STEPS], NULL) < 0;
         status = status || raised ? CUDA_INVALID_VALUE : 0;
         run->recording = NULL;
         const CudaResult finished = finish_values(replay, run, status ? NULL : graph);

@@ -41,7 +41,7 @@ typedef struct {
     PyObject *clock; /* makes the clock of a device for each call that is timed; NULL: the host's will do */
 } Runner;
 
-extern PyTypeObject RunnerType;
+extern PyTypeObject RunnerType, PausedRunType;
 
 /* `count` numbers as a tuple. */
 PyObject *tuple_of(const int64_t *numbers, int64_t count);
@@ -65,6 +65,7 @@ native_at(const Runner *self, const CallRecord *call)
 PyObject *free_cuda_graphs(PyObject *module, PyObject *unused);
 
 PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+PyObject *runner_begin(PyObject *self, PyObject *list); /* autograd/paused_run.c */
 PyObject *runner_call(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *names);
 
 #endif

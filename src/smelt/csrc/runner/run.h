@@ -137,13 +137,32 @@ PyObject *object_made(Run *run, const ItemRecord *item, bool leaves);
 /* How many threads kernels are to use, asked once a call. 0, or -1 with an exception. */
 int ask_threads(Run *run);
 
-/* All steps of the program, with a call of `after` after each, if it is not NULL. 0, or -1 with an exception and the
-   GIL. */
-int run_steps(Run *run, int (*after)(void *run));
+/* The steps from `first` to before `end`, with a call of `after` after each, if it is not NULL. 0, or -1 with an exception
+   and the GIL. */
+int run_steps(Run *run, int64_t first, int64_t end, int (*after)(void *run));
 
 /* An allocation, and a call of an operator; nothing where there are results already. Each 0, or -1 with an exception and
    the GIL. */
 int allocate_value(Run *run, int64_t place);
 int call_operator(Run *run, const CallRecord *call);
+
+/* --- a call (runner/runner.c) ---------------------------------------------------------------------- */
+
+/* The bytes that a run works in, and a run in them. */
+size_t bytes_of_run(const Runner *program);
+Run run_in(Runner *program, char *room);
+
+/* The inputs among the arguments of a call, and the list that they lie in, NULL if they lie in none. With an exception:
+   they do not fit. */
+PyObject *const *inputs_of_call(Runner *program, PyObject *const *args, Py_ssize_t count, PyObject **list);
+
+/* Begins a run, empties the list; may release the GIL. Steps, as `run_steps`, but timed if the program's are. Drops all
+   values and releases the arena, with the GIL, whatever exception there is: `status`, or -1. */
+int begin_run(Run *run, PyObject *const *inputs, PyObject *list);
+int run_until(Run *run, int64_t first, int64_t end);
+int end_run(Run *run, int status);
+
+/* Before the first step of a run that launches no CUDA graph. */
+void go_on_by_steps(Run *run);
 
 #endif

@@ -61,38 +61,50 @@ note_time(void *of)
     return 0;
 }
 
-/* Threads add to what the program has taken so far in turn: each notes its own times first. */
+/* Whoever asks for times gets those of the steps from here on. 0, or -1 with an exception. */
 static int
-run_steps_timed(Run *run, Runner *program)
+begin_timing(Run *run)
 {
-    const int64_t count = run->table->counts[STEPS];
-    int64_t *taken = run->taken = malloc((size_t)count * sizeof *taken + 1);
-    if (taken == NULL) {
-        return run_steps(run, NULL);
+    Runner *program = run->program;
+    if (program->taken == NULL) {
+        return 0;
     }
-    int status = 0;
-    if (program->clock) {
-        acquire_gil(run);
+    run->taken = calloc((size_t)run->table->counts[STEPS] + 1, sizeof *run->taken);
+    if (run->taken && program->clock) {
         PyObject *make = Py_XNewRef(program->clock); /* another thread may just have ceased to ask */
         run->clock = make ? PyObject_CallNoArgs(make) : NULL;
-        status = make && run->clock == NULL ? -1 : 0;
         Py_XDECREF(make);
+        return make && run->clock == NULL ? -1 : 0;
     }
-    run->since = nanoseconds();
-    status = status < 0 ? -1 : run_steps(run, note_time);
-    come_back(run);
+    return 0;
+}
+
+/* Threads add to what the program has taken so far in turn: each notes its own times first. `status`: of the steps. */
+static int
+end_timing(Run *run, int status)
+{
+    Runner *program = run->program;
+    const int64_t count = run->table->counts[STEPS];
     if (status == 0 && run->clock) {
-        status = ask_clock(run->clock, taken, count);
+        status = ask_clock(run->clock, run->taken, count);
     }
-    Py_XDECREF(run->clock);
-    if (status == 0 && program->taken) {
+    if (status == 0 && run->taken && program->taken) {
         program->timed_calls++;
         for (int64_t i = 0; i < count; i++) {
-            program->taken[i] += taken[i];
+            program->taken[i] += run->taken[i];
         }
     }
-    free(taken);
+    Py_CLEAR(run->clock);
+    free(run->taken);
+    run->taken = NULL;
     return status;
+}
+
+int
+run_until(Run *run, int64_t first, int64_t end)
+{
+    run->since = run->taken ? nanoseconds() : 0;
+    return run_steps(run, first, end, run->taken ? note_time : run->probe.event ? replay_probe : NULL);
 }
 
 /* --- a call ----------------------------------------------------------------------------------- */
@@ -208,7 +220,7 @@ leave_python(Run *run)
 }
 
 /* No CUDA graph was launched, for which the inputs stay as they are: the steps are next. */
-static void
+void
 go_on_by_steps(Run *run)
 {
     if (run->thread && run->program->consumed && run->program->replay) {
@@ -254,24 +266,41 @@ end(Run *run, int status)
     return status;
 }
 
-/* `list`: what the inputs lie in, to be emptied; NULL: they are the caller's. */
-static PyObject *
-run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
+int
+begin_run(Run *run, PyObject *const *inputs, PyObject *list)
 {
-    run->workspace = workspace_acquire(&self->workspace);
+    run->workspace = workspace_acquire(&run->program->workspace);
     int status = begin(run, inputs);
     if (status == 0 && list) {
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
-    status = status < 0 ? -1 : leave_python(run);
+    status = status < 0 ? -1 : begin_timing(run);
+    return status < 0 ? -1 : leave_python(run);
+}
+
+int
+end_run(Run *run, int status)
+{
+    come_back(run);
+    status = end_timing(run, status);
+    status = end(run, status);
+    workspace_release(&run->program->workspace, run->workspace);
+    return status;
+}
+
+/* `list`: what the inputs lie in, to be emptied; NULL: they are the caller's. */
+static PyObject *
+run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
+{
+    int status = begin_run(run, inputs, list);
     int replayed = 0;
-    if (status == 0 && self->taken == NULL && self->replay && run->native) {
+    if (status == 0 && run->taken == NULL && self->replay && run->native) {
         replayed = replay_steps(run);
         status = replayed < 0 ? -1 : 0;
     }
     if (status == 0 && !replayed) {
         go_on_by_steps(run);
-        status = self->taken ? run_steps_timed(run, self) : run_steps(run, run->probe.event ? replay_probe : NULL);
+        status = run_until(run, 0, self->table.counts[STEPS]);
         if (run->probe.event) {
             replay_end_probe(run);
         }
@@ -281,49 +310,73 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
         note_step(run->step);
     }
     PyObject *result = status < 0 ? NULL : object_made(run, &run->table->items[run->table->programs->output], true);
-    if (end(run, result ? 0 : -1) < 0) {
+    if (end_run(run, result ? 0 : -1) < 0) {
         Py_CLEAR(result);
     }
-    workspace_release(&self->workspace, run->workspace);
     return result;
 }
 
-PyObject *
-runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
+size_t
+bytes_of_run(const Runner *self)
 {
-    Runner *self = (Runner *)object;
+    const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
+    const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
+    return values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+}
+
+Run
+run_in(Runner *self, char *room)
+{
+    const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
+    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .step = -1};
+    run.values = memset(room, 0, values);
+    run.pointers = (void **)(room + values);
+    run.handles = (Handle *)(run.pointers + self->most_buffers);
+    run.temporary = run.handles + self->most_tensors;
+    run.stack = (uint64_t *)(run.temporary + self->most_tensors);
+    return run;
+}
+
+PyObject *const *
+inputs_of_call(Runner *self, PyObject *const *args, Py_ssize_t count, PyObject **list)
+{
     const ProgramRecord *counts = self->table.programs;
-    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-    PyObject *list = NULL;
-    bool fits = !(names && PyTuple_GET_SIZE(names)) && count == (counts->consuming ? 1 : counts->inputs);
+    bool fits = count == (counts->consuming ? 1 : counts->inputs);
+    *list = NULL;
     if (self->objects == NULL) {
         PyErr_SetString(PyExc_SystemError, "this program was freed");
         return NULL;
     }
     if (fits && counts->consuming) {
-        list = args[0];
-        fits = PyList_Check(list) && PyList_GET_SIZE(list) == counts->inputs;
-        args = fits ? ((PyListObject *)list)->ob_item : NULL;
+        *list = args[0];
+        fits = PyList_Check(*list) && PyList_GET_SIZE(*list) == counts->inputs;
+        args = fits ? ((PyListObject *)*list)->ob_item : NULL;
     }
     if (!fits) {
         const char *how = counts->consuming ? " in a list" : "";
         PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)counts->inputs, how);
         return NULL;
     }
-    const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
-    const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
-    const size_t bytes = values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+    return args;
+}
+
+PyObject *
+runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
+{
+    Runner *self = (Runner *)object;
+    PyObject *list;
+    const Py_ssize_t count = names && PyTuple_GET_SIZE(names) ? -1 : PyVectorcall_NARGS(flagged_count);
+    args = inputs_of_call(self, args, count, &list);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    const size_t bytes = bytes_of_run(self);
     _Alignas(Value) char usual[USUAL_BYTES];
     char *room = bytes <= sizeof usual ? usual : PyMem_Malloc(bytes);
     if (room == NULL) {
         return PyErr_NoMemory();
     }
-    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .step = -1};
-    run.values = memset(room, 0, values);
-    run.pointers = (void **)(room + values);
-    run.handles = (Handle *)(room + values + pointers);
-    run.temporary = run.handles + self->most_tensors;
-    run.stack = (uint64_t *)(run.temporary + self->most_tensors);
+    Run run = run_in(self, room);
     PyObject *result = run_program(self, &run, args, list);
     if (room != usual) {
         PyMem_Free(room);

@@ -411,8 +411,8 @@ drop(void *of, const DropRecord *drop)
 }
 
 int
-run_steps(Run *run, int (*after)(void *run))
+run_steps(Run *run, int64_t first, int64_t end, int (*after)(void *run))
 {
     const StepFunctions functions = {.allocate = allocate, .launch = launch, .call = call, .drop = drop, .after = after};
-    return smelt_run_steps(run->table, 0, run->table->counts[STEPS], &functions, run, &run->step);
+    return smelt_run_steps(run->table, first, end - first, &functions, run, &run->step);
 }

@@ -73,6 +73,7 @@ runner_graphs(Runner *self, void *unused)
 }
 
 static PyMethodDef runner_methods[] = {
+    {"begin", (PyCFunction)runner_begin, METH_O, "Begin a call that pauses between steps."},
     {"time", (PyCFunction)runner_time, METH_O, "Begin or cease to time steps."},
     {NULL, NULL, 0, NULL},
 };

@@ -52,7 +52,8 @@ class Differentiable:
         self.can_be_inlined = graphs is not None and has_static_shapes
         self.parts = parts
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
-        self._compiled_backwards: dict[int, tuple[Flat, bool]] = {}
+        self.compiled_backwards: dict[int, tuple[Flat, bool]] = {}
+        self.early_groups: Any = None  # a backward, and the groups in which it delivers gradients
         self.made_parts: dict[tuple[int, int | None], Flat] = {}
         self.making = locks.lock()
         self.number = next(_numbers)
@@ -89,7 +90,7 @@ class Differentiable:
 
     def backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
-        backward = self._compiled_backwards.get(arrived)
+        backward = self.compiled_backwards.get(arrived)
         if backward is not None:
             return backward
         try:
@@ -100,7 +101,7 @@ class Differentiable:
             if backward is None:
                 raise
             warn(f"SM020: a backward could not be compiled and runs in eager mode, operator by operator. {reason}")
-            self._compiled_backwards[arrived] = backward
+            self.compiled_backwards[arrived] = backward
         return backward
 
     def visible_backward_for(self, arrived: int) -> tuple[Flat, bool]:
@@ -141,7 +142,7 @@ class Differentiable:
 
     def _make_once(self, arrived: int) -> tuple[Flat, bool]:
         with _native.Held(self.making):
-            return self._compiled_backwards.get(arrived) or self._make(arrived)
+            return self.compiled_backwards.get(arrived) or self._make(arrived)
 
     def _make(self, arrived: int) -> tuple[Flat, bool]:
         run, zeros = self.backwards(arrived), False
@@ -149,8 +150,8 @@ class Differentiable:
             everything = (1 << len(self.tangents)) - 1
             if arrived == everything:
                 raise ValueError("a plan with tangents needs a backward")
-            run, zeros = (self._compiled_backwards.get(everything) or self._make(everything))[0], True
-        self._compiled_backwards[arrived] = (run, zeros)
+            run, zeros = (self.compiled_backwards.get(everything) or self._make(everything))[0], True
+        self.compiled_backwards[arrived] = (run, zeros)
         return run, zeros
 
 

@@ -16,7 +16,7 @@ from smelt.base.torch_originals import BASE
 from smelt.device.random_state import Saved
 from smelt.ir.call_contract import JointPlan
 from smelt.runtime.autograd.alias_outputs import detach_views
-from smelt.runtime.autograd.differentiable import Differentiable
+from smelt.runtime.autograd.differentiable import Differentiable, Flat
 from smelt.runtime.autograd.double_backward import (
     UnsavedInput,
     differentiable_backward,
@@ -73,6 +73,12 @@ def compute(ctx: Any, box: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any
     return values
 
 
+def run_whole(state: Differentiable, backward: Flat, operands: list[Any]) -> Sequence[Any]:
+    """The results of a backward."""
+    gradients: Sequence[Any] = without_autocast(backward, (operands,) if state.consuming else operands)
+    return gradients
+
+
 def gradients_of(
     ctx: Any,
     tangents: Sequence[Any],
@@ -81,8 +87,10 @@ def gradients_of(
     hooked: bool = False,
     random: Saved | None = None,
     observers: GradObservers | None = None,
+    *,
+    run: Callable[[Differentiable, Flat, list[Any]], Sequence[Any]] = run_whole,
 ) -> list[Any]:
-    """The gradient of each input of the graph."""
+    """The gradient of each input of the graph. `run` runs a compiled backward."""
     arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
     replayed = needs_double_backward(tangents)
     saved, freed = saved_for(ctx, state, arrived, replayed)
@@ -107,7 +115,7 @@ def gradients_of(
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
             if tangent is not None or zeros:
                 operands.append(fit_tangent(tangent, spec, stride))
-        gradients = without_autocast(backward, (operands,) if state.consuming else operands)
+        gradients = run(state, backward, operands)
         if state.plan.grad_depends_on:
             gradients = without_unreached(gradients, state.plan.grad_depends_on, arrived)
     return by_input(state.plan, gradients)

@@ -29,6 +29,7 @@ from smelt.runtime import preserved_state  # noqa: F401  (says what `_native` pu
 from smelt.runtime.autograd.alias_outputs import detach_views, finisher
 from smelt.runtime.autograd.differentiable import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.double_backward import needs_double_backward, track, unsaved_leaves
+from smelt.runtime.autograd.early_gradients import Groups, early_groups
 from smelt.runtime.autograd.function_node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.autograd.hooks import skip_hooks_without_grad
 from smelt.runtime.autograd.input_mutation import (
@@ -165,8 +166,8 @@ def _restoring_rng(forward: Flat, devices: tuple[str, ...]) -> Flat:
     return run
 
 
-def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
-    """A call of any graph with gradients."""
+def _call(state: Differentiable, *inputs: Any, early: Groups | None = None) -> tuple[Any, ...]:
+    """A call of any graph with gradients. `early`: the groups of inputs, if they are known already."""
     plan = state.plan
     transformed = torch._C._are_functorch_transforms_active()
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -181,8 +182,9 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     box: list[Any] = [state, random_state.save(plan.random) if plan.random else None, observers]
     autograd_inputs = _detached(_inputs_without_grad(state), autograd_inputs)
     try:
-        if state.partly_reached and not transformed and needs_split(state, inputs):
-            differentiable = apply_split(state, box, autograd_inputs)
+        early = early or (None if transformed else early_groups(state, inputs))
+        if early or (state.partly_reached and not transformed and needs_split(state, inputs)):
+            differentiable = apply_split(state, box, autograd_inputs, early)
         else:
             run: Flat = Compiled.apply if transformed else apply
             differentiable = run(box, *state.out(autograd_inputs))
@@ -273,6 +275,9 @@ def _fast_path(state: Differentiable) -> Flat:
                 return _call(state, *inputs)
         if partly_reached and needs_split(state, inputs):
             return _call(state, *inputs)
+        early = early_groups(state, inputs)
+        if early is not None:
+            return _call(state, *inputs, early=early)
         if without_grad:
             inputs = _detached(without_grad, inputs)
         try:

@@ -7,9 +7,11 @@ PyTorch's engine walks from a node to all its inputs, also where no gradient flo
 In eager it never gets there. So results that depend on the same inputs share a node (`ResultGroupNode`), and inputs
 that the same results depend on share one (`InputGroupNode`); saved tensors belong to the call (`SplitCall`). A result
 node only records tangents. Input nodes have lower sequence numbers, so that the engine runs them after all tangents
-have arrived: the first of them runs the backward, once.
+have arrived: the first of them runs the backward, once. Where hooks wait for gradients, each runs a part of it instead
+(`smelt.runtime.autograd.early_gradients`).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +22,8 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.runtime.autograd.alias_outputs import detach_views
 from smelt.runtime.autograd.differentiable import Differentiable
-from smelt.runtime.autograd.function_node import compute, gradients_of
+from smelt.runtime.autograd.early_gradients import EarlyBackward, Groups, delivery_order
+from smelt.runtime.autograd.function_node import compute, gradients_of, run_whole
 from smelt.runtime.autograd.hooks import skip_hooks_without_grad
 from smelt.runtime.autograd.saved_tensors import RemainingSaved
 
@@ -30,10 +33,28 @@ _anchor = torch.empty(0, device="cpu", requires_grad=True)
 
 @dataclass(slots=True)
 class _Arrived:
-    """State of one backward: tangents not processed yet, and gradients not passed on yet."""
+    """State of one backward: tangents not processed yet, gradients not passed on yet, and a run that has paused."""
 
     tangents: dict[int, Any]
     gradients: list[Any]
+    paused: EarlyBackward | None = None
+
+    def add(self, gradients: Sequence[tuple[int, Any]]) -> None:
+        """Gradients by input."""
+        for index, new in gradients:
+            old = self.gradients[index]
+            self.gradients[index] = new if old is None else old if new is None else old + new
+
+    def begin(
+        self, tangents: Sequence[Any], state: Differentiable, backward: Any, operands: list[Any]
+    ) -> Sequence[Any]:
+        """Begin a backward that pauses, if it can: it has no results yet. Else run it."""
+        order = delivery_order(backward, state.plan)
+        if order is None:
+            return run_whole(state, backward, operands)
+        arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
+        self.paused = EarlyBackward(state, backward, operands, order, arrived)
+        return (None,) * len(state.plan.gradients)
 
 
 class _Released:
@@ -49,10 +70,11 @@ class _Released:
 class SplitCall:
     """One call of a compiled graph that is split into several nodes."""
 
-    __slots__ = ("_arrived", "_token", "state")
+    __slots__ = ("_arrived", "_token", "is_early", "state")
 
-    def __init__(self, state: Differentiable, token: torch.Tensor) -> None:
+    def __init__(self, state: Differentiable, token: torch.Tensor, is_early: bool) -> None:
         self.state = state
+        self.is_early = is_early
         self._token: torch.Tensor | _Released = token  # its grad_fn holds what is saved
         self._arrived: dict[int, _Arrived] = {}
 
@@ -86,11 +108,12 @@ class SplitCall:
         if arrived.tangents:
             by_number, arrived.tangents = arrived.tangents, {}
             tangents = [by_number.pop(number, None) for number in range(len(self.state.tangents))]
-            new_gradients = gradients_of(self.ctx, tangents, *self.ctx.compiled_call)
-            arrived.gradients = [
-                new if old is None else old if new is None else old + new
-                for old, new in zip(arrived.gradients, new_gradients, strict=True)
-            ]
+            if arrived.paused is not None:
+                arrived.add(arrived.paused.remaining())
+            run = functools.partial(arrived.begin, tangents) if self.is_early else run_whole
+            arrived.add(list(enumerate(gradients_of(self.ctx, tangents, *self.ctx.compiled_call, run=run))))
+        if arrived.paused is not None:
+            arrived.add(arrived.paused.gradients(inputs))
         taken = [arrived.gradients[index] for index in inputs]
         for index in inputs:
             arrived.gradients[index] = None
@@ -114,7 +137,8 @@ class InputGroupNode(torch.autograd.Function):
     def forward(ctx: Any, split_call: SplitCall, indices: Sequence[int], *inputs: Any) -> torch.Tensor:
         ctx.split_call, ctx.indices = split_call, indices
         ctx.set_materialize_grads(False)
-        return torch.empty(0, device="cpu")
+        # The engine runs the node on the stream of its forward if its result is on that device.
+        return torch.empty(0, device=inputs[0].device if inputs[0].is_cuda else "cpu")
 
     @staticmethod
     def backward(ctx: Any, nothing: Any) -> tuple[Any, ...]:
@@ -147,21 +171,29 @@ _result_group: Callable[..., Any] = super(torch.autograd.Function, ResultGroupNo
 
 def needs_split(state: Differentiable, inputs: Sequence[Any]) -> bool:
     """Whether an input that only some results depend on has a history or hooks."""
-    return any(not inputs[index].is_leaf or inputs[index]._backward_hooks for index in state.partly_reached)
+    for index in state.partly_reached:
+        each = inputs[index]
+        if not each.is_leaf or each._backward_hooks or each._post_accumulate_grad_hooks:
+            return True
+    return False
 
 
-def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """As `apply` of the one node: the differentiable results; all values go into the box."""
+def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any], early: Groups | None) -> tuple[Any, ...]:
+    """As `apply` of the one node: the differentiable results; all values go into the box. `early`: the groups of
+    inputs, if the backward is to pause after each."""
     plan = state.plan
     values: list[Any] = []
-    split_call = SplitCall(state, _run_forward(_anchor, box, inputs, values))
-    groups: dict[int, Any] = {}
-    for bits, indices in reversed(state.input_groups.items()):  # the engine runs the highest sequence number first
-        groups[bits] = _input_group(split_call, indices, *[inputs[index] for index in indices])
+    split_call = SplitCall(state, _run_forward(_anchor, box, inputs, values), early is not None)
+    groups: dict[int, list[Any]] = {}
+    for bits, indices in reversed(early or tuple(state.input_groups.items())):  # the engine runs the last made first
+        node = _input_group(split_call, indices, *[inputs[index] for index in indices])
+        groups.setdefault(bits, []).append(node)
     differentiable: list[Any] = [None] * len(plan.differentiable)
-    for reached, numbers in state.results_by_groups.items():
+    everything = (1 << len(plan.tangents)) - 1
+    for reached, numbers in (state.results_by_groups or {(everything,): tuple(range(len(plan.tangents)))}).items():
         group_values = [values[plan.differentiable[number]] for number in numbers]
-        results = _result_group(split_call, numbers, group_values, _anchor, *[groups[bits] for bits in reached])
+        nodes = [node for bits in reached for node in groups[bits]]
+        results = _result_group(split_call, numbers, group_values, _anchor, *nodes)
         for number, result in zip(numbers, results, strict=True):
             differentiable[number] = result
     if not state.only_results:
