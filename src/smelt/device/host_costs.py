@@ -23,6 +23,7 @@ from smelt.device.product_costs import AttentionCosts, AttentionSizes, MatrixSiz
 CYCLE_SECONDS = 0.4e-9  # the unit in which measured times are compared with estimates: a cycle at 2.5 GHz
 FEW, SOME = 8, 64  # rows; FEW of columns, too
 _FEW_QUERIES = 4
+_FEW_PIXELS = 160  # of an image, for which kernels need not pack filters
 _VECTOR_BYTES, _ROWS_BYTES = 1 << 21, 1 << 23  # of the right factor: with more, memory is what is waited for
 
 
@@ -109,9 +110,11 @@ def library_costs(
     return next((costs[kind] for kind in kinds if kind in costs), f"multiplies {sizes}, which nobody has measured")
 
 
-def convolution_costs(filters: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> ProductCosts | None:
+def convolution_costs(
+    filters: Sequence[int], stride: Sequence[int], pixels: int, dtype: torch.dtype
+) -> ProductCosts | None:
     """What convolutions of a contiguous image take with the pointwise operations that follow, if that was measured."""
-    return in_use().products.get(f"{name(dtype)} {convolution_kind(filters, stride)}")
+    return in_use().products.get(f"{name(dtype)} {convolution_kind(filters, stride, pixels)}")
 
 
 def is_as_fast(dtype: torch.dtype) -> bool:
@@ -143,14 +146,15 @@ def kinds_of(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> tuple[str, 
     return (f"some rows{end}", many) if sizes.rows <= SOME and not swapped else (many,)
 
 
-def convolution_kind(filters: Sequence[int], stride: Sequence[int]) -> str:
-    """The kind of a convolution by its filters, outputs × channels × taps."""
+def convolution_kind(filters: Sequence[int], stride: Sequence[int], pixels: int) -> str:
+    """The kind of a convolution by its filters, outputs × channels × taps, and by how many pixels they have."""
     outputs, channels, *taps = filters
     if max(stride) > 1 and all(size <= step for size, step in zip(taps, stride, strict=True)):
         return "convolution without overlap"
+    end = ", few pixels" if pixels <= _FEW_PIXELS else ""
     if math.prod(taps) == 1:
-        return "convolution 1×1, of more filters" if outputs > channels else "convolution 1×1"
-    return "convolution of few channels" if min(outputs, channels) < 64 else "convolution of taps"
+        return f"convolution 1×1, more filters{end}" if outputs > channels else f"convolution 1×1{end}"
+    return "convolution of few channels" if min(outputs, channels) < 64 else f"convolution of taps{end}"
 
 
 def attention_kind(sizes: AttentionSizes) -> str:

@@ -1,7 +1,7 @@
 """What `smelt doctor --calibrate` prints: a line for each kind of call and number of threads.
 
-threads  kind                        library  kernels      speed  chosen
-      1  float32 some rows along        51.2     83.1  1.2 … 2.0  6 of 8
+threads kind                                                library  kernels kernels are faster  chosen
+      1 float32 few rows along                                 32.2     46.8        1.05 … 1.88  4 of 6
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def report(calibration: Calibration) -> Iterator[str]:
     kinds: dict[tuple[int, str], list[MeasuredPoint]] = {}
     for each in calibration.measured:
         kinds.setdefault((each.threads, each.point.kind), []).append(each)
-    yield f"{'threads':7} {'kind':36} {'library':>8} {'kernels':>8} {'kernels are faster':>18}  chosen"
+    yield f"{'threads':7} {'kind':50} {'library':>8} {'kernels':>8} {'kernels are faster':>18}  chosen"
     for (threads, kind), these in sorted(kinds.items()):
         costs = calibration.costs.get(threads, HostCosts())
         known = costs.attention.get(kind) or costs.products.get(kind)
@@ -25,7 +25,7 @@ def report(calibration: Calibration) -> Iterator[str]:
         ratios = [each.library / each.kernel for each in these]
         rates = [_gflops(these, [getattr(each, by) for each in these]) for by in ("library", "kernel")]
         speed = f"{min(ratios):.2f} … {max(ratios):.2f}"
-        yield f"{threads:7} {kind:36} {rates[0]:8.1f} {rates[1]:8.1f} {speed:>18}  {chosen} of {len(these)}"
+        yield f"{threads:7} {kind:50} {rates[0]:8.1f} {rates[1]:8.1f} {speed:>18}  {chosen} of {len(these)}"
     yield f"{len(calibration.measured)} measurements in {calibration.seconds:.1f} s; rates in GFLOP/s"
     for threads in sorted({threads for threads, _ in kinds} - {*calibration.costs}):
         yield f"too few measurements with {threads} threads, which are not used: do other programs use the processor?"

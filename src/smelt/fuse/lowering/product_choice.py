@@ -108,7 +108,9 @@ def _costs_of_followed(node: fx.Node) -> ProductCosts | None:
     filters = tensor_spec(weight)
     if transposed or groups != 1 or filters.varies or len(filters.shape) != 4:
         return None
-    return convolution_costs(filters.shape, stride, filters.dtype)  # type: ignore[arg-type]
+    result = tensor_spec(node).shape
+    pixels = math.prod(map(hint, (result[0], *result[2:])))
+    return convolution_costs(filters.shape, stride, pixels, filters.dtype)  # type: ignore[arg-type]
 
 
 def _feeds_pointwise(node: fx.Node) -> bool:

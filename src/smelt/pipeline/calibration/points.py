@@ -46,6 +46,10 @@ _CONVOLUTIONS = (
     (1, 3, 64, 112, 7, 2), (1, 256, 256, 14, 3, 1), (1, 256, 1024, 14, 1, 1), (1, 1024, 256, 14, 1, 1),
     (1, 3, 192, 224, 16, 16), (1, 32, 32, 28, 5, 1), (4, 64, 64, 28, 3, 1), (1, 96, 384, 28, 1, 1),
     (4, 128, 128, 14, 1, 1), (1, 192, 384, 14, 2, 2), (1, 32, 64, 56, 3, 1), (1, 128, 256, 28, 3, 2),
+    (1, 512, 512, 7, 3, 1), (1, 512, 2048, 7, 1, 1), (1, 2048, 512, 7, 1, 1), (1, 256, 256, 7, 3, 1),
+    (1, 256, 1024, 7, 1, 1), (1, 1024, 256, 7, 1, 1), (1, 512, 512, 4, 3, 1), (1, 128, 512, 12, 1, 1),
+    (1, 512, 128, 12, 1, 1), (1, 128, 256, 14, 3, 2), (1, 512, 1024, 10, 1, 1), (1, 512, 512, 7, 1, 1),
+    (1, 128, 128, 12, 3, 1),
 )  # fmt: skip
 # Heads, queries, keys, width, causal.
 _ATTENTIONS = (
@@ -143,7 +147,7 @@ def _convolutions() -> Iterator[Point]:
             return lambda: function(x, w)
 
         sizes = MatrixSizes(1, filters, images * out * out, channels * taps * taps)
-        kind = f"float32 {convolution_kind(weight, (stride, stride))}"
+        kind = f"float32 {convolution_kind(weight, (stride, stride), sizes.cols)}"
         yield Point(kind, sizes, 4, _specs(torch.float32, (images, channels, size, size), weight), function, call)
 
 
