@@ -21,7 +21,7 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.joint.bernoulli_order import bernoulli
 from smelt.autograd.joint.decomposition_templates import DecompositionTemplate, TemplateLog, call_of
-from smelt.autograd.joint.distributed_calls import traced_call
+from smelt.autograd.joint.distributed_calls import below_dtensors, traced_call
 from smelt.autograd.joint.opaque import watch
 from smelt.autograd.joint.repeated_blocks import Block
 from smelt.base.errors import SmeltError
@@ -406,7 +406,7 @@ def interpret(
             elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
                 result = call_method(node.target, *args, **kwargs)
             elif isinstance(node.target, DistributedCall):
-                result = traced_call(node.target, args, synced, functional)
+                result = traced_call(node.target, args, functional)
             else:
                 result = node.target(*args, **kwargs)
                 watch(node.target, result)
@@ -423,11 +423,12 @@ def interpret(
 
 
 @contextlib.contextmanager
-def functionalized() -> Iterator[None]:
+def functionalized(graph: Traced | None) -> Iterator[None]:
     """Within, operators on functional tensors reach the modes below as functional operators."""
     torch._enable_functionalization(reapply_views=True)
     try:
-        yield
+        with below_dtensors(graph.graph if graph is not None else None):
+            yield
     finally:
         torch._disable_functionalization()  # type: ignore[no-untyped-call]
 

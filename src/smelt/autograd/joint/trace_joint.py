@@ -171,7 +171,7 @@ def trace_forward(traced: Traced | TraceSource, decompositions: Decompositions |
 
 def _trace_forward(source: TraceSource, decompositions: Decompositions | None, *, templates: bool) -> Pure:
     # In the grad mode the graph starts in: it determines the creation meta of views.
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(source.graph):
         run = _run(source, recorder, with_gradients=source.is_program, templates=templates)
         if source.is_program:
             _refuse_gradients(run)
@@ -205,7 +205,7 @@ def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | N
 
 
 def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, leaves: bool, templates: bool) -> Joint:
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(source.graph), torch.enable_grad():
         run = _run(source, recorder, with_gradients=True, leaves=leaves, templates=templates)
         if source.is_program:
             _refuse_new_leaves(run)
