@@ -2,8 +2,8 @@
 
     python -m benchmarks.tensor_parallel [--rounds 15] [--only NAME ...] [--json FILE]
 
-All variants run in one process per rank, interleaved, each on a model of its own with the same weights. The first losses
-must agree with eager's. A row of smelt's counts if its graphs have kernels and none of them fell back to eager.
+All variants run in one process per rank, interleaved, each on a model of its own with the same weights. The first
+losses must agree with eager's. A row of smelt's counts if its graphs have kernels and none of them fell back to eager.
 """
 
 import argparse

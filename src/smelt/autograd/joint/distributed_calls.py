@@ -7,7 +7,7 @@ A `DTensor` is no functional tensor, but its local tensor is one. Functionalizat
 and is off below it. `LocalFunctionalization` turns it on again before the `DTensor` runs operators on local tensors.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,14 +15,22 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt.autograd.joint.functional_tensors import functional, synced
 from smelt.ir.nodes.distributed import DistributedCall
-from smelt.meta.fake_tensor import OURS, FakeTensor, by_others
+from smelt.meta.fake_tensor import OURS, FakeTensor, by_others, is_composite
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
 class LocalFunctionalization(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Under this mode, functional tensors below a `DTensor` are functionalized."""
+    """Under this mode, functional tensors below a `DTensor` are functionalized. `inside`: a `DTensor` runs an operator.
+
+    Functionalization takes an operator on `DTensor`s and functional tensors for its own. So what a `DTensor` returns
+    beside others of its kind, the weight of a loss, is a fake tensor, which its backward is given."""
+
+    def __init__(self, inside: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inside = inside
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -33,13 +41,16 @@ class LocalFunctionalization(TorchDispatchMode):  # type: ignore[no-untyped-call
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named, answer = kwargs or {}, by_others(func, types, args, kwargs)
+        if answer is NotImplemented and not self._inside:
+            with LocalFunctionalization(inside=True):
+                return _without_functional(func(*args, **named))
         if answer is not OURS:
             return answer
         if not any(map(_has_functional, (*args, *named.values()))):
             return func(*args, **named)
         included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         with torch._C._ForceDispatchKeyGuard(included, excluded - _FUNCTIONALIZE):
-            return func(*args, **named)
+            return func.decompose(*args, **named) if is_composite(func) else func(*args, **named)
 
 
 def _has_functional(value: Any) -> bool:
@@ -48,14 +59,19 @@ def _has_functional(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
+def _without_functional(value: Any) -> Any:
+    """The same with fake tensors for functional ones, which are results that are no `DTensor`s."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_functional, value))
+    return synced(value) if _has_functional(value) else value
+
+
 def below_dtensors(graph: fx.Graph | None) -> AbstractContextManager[object]:
     """The context in which a graph with calls on `DTensor`s is traced, forward and backward."""
     has_calls = graph is not None and any(isinstance(node.target, DistributedCall) for node in graph.nodes)
-    return LocalFunctionalization() if has_calls else nullcontext()  # type: ignore[no-untyped-call]
+    return LocalFunctionalization() if has_calls else nullcontext()
 
 
-def traced_call(
-    call: DistributedCall, operands: tuple[Any, ...], functional: Callable[[FakeTensor], torch.Tensor]
-) -> tuple[Any, ...]:
-    """What a call returns of functional tensors. A factory returns a fake tensor, which is made `functional`."""
+def traced_call(call: DistributedCall, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call returns of functional tensors. What a factory returns is a fake tensor."""
     return tuple(functional(each) if isinstance(each, FakeTensor) else each for each in call(*operands))

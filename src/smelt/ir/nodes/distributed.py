@@ -132,6 +132,8 @@ class DistributedCall:
                 part = operands[place] if torch.is_grad_enabled() else operands[place].detach()
                 masks = operands[place + 1 : place + 1 + layout.masks]
                 tensors[place] = layout.whole(part.clone() if place in copied else part, *masks)
+        if self.writes is not None:
+            self._replicate_plain(tensors)
         args, kwargs = _filled(self.args, tensors), _filled(self.kwargs, tensors)
         locals_made: list[Any] = []
         if self.writes is None:
@@ -144,6 +146,16 @@ class DistributedCall:
             result = self.function(*args, **kwargs)
         self.result = _localized(result, tensors, locals_made)
         return (*locals_made, *[local_of(tensors[place]) for place in copied])
+
+
+    def _replicate_plain(self, tensors: list[Any]) -> None:
+        """Replace plain tensors beside `DTensor`s, scalars and targets of a loss, by replicated ones. PyTorch does so
+        as well, but below functionalization, which would take the whole call for one on plain tensors."""
+        first = next((layout for layout in self.layouts if layout is not None), None)
+        for place, layout in enumerate(self.layouts if first is not None else ()):
+            plain = layout is None and isinstance(tensors[place], torch.Tensor)
+            if first is not None and plain and not tensors[place].requires_grad:
+                tensors[place] = first.kind.from_local(tensors[place], first.mesh, run_check=False)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
