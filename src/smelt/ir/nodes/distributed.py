@@ -104,8 +104,8 @@ class DistributedCall:
     is what the function returned when it was last called on these operands, with a layout for each `DTensor`, and
     `Given` for other tensors.
 
-    The first call finds out which operands the function `writes`, and whether it `shares` their memory with what it
-    returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
+    The first call finds out which operands the function `writes`, whether it `changes_layout` of one, which no later
+    call can do, and whether it `shares` their memory with what it returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
 
     function: Any
     args: tuple[Any, ...]
@@ -114,6 +114,7 @@ class DistributedCall:
     result: Any = field(default=None, init=False)
     writes: tuple[int, ...] | None = field(default=None, init=False)  # their places
     shares: bool = field(default=False, init=False)
+    changes_layout: bool = field(default=False, init=False)
 
     @property
     def __name__(self) -> str:
@@ -140,8 +141,8 @@ class DistributedCall:
             with _Watch() as watch:
                 result = self.function(*args, **kwargs)
             self.writes, self.shares = watch.places(tensors), not watch.is_new(result, tensors)
-            if any(self.layouts[place] != Layout.of(tensors[place]) for place in self.writes if self.layouts[place]):
-                raise NotImplementedError("it changes how a DTensor is laid out")
+            written = [(self.layouts[place], tensors[place]) for place in self.writes]
+            self.changes_layout = any(layout and layout != Layout.of(tensor) for layout, tensor in written)
         else:
             result = self.function(*args, **kwargs)
         self.result = _localized(result, tensors, locals_made)
