@@ -8,6 +8,7 @@ losses must agree with eager's. A row of smelt's counts if its graphs have kerne
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -15,13 +16,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn import functional
+
+import smelt
 
 RANKS = 2
 BATCH, LENGTH, WIDTH, HEADS, BLOCKS, VOCABULARY = 4, 64, 128, 4, 4, 512
@@ -40,7 +55,8 @@ class Attention(nn.Module):
             for project in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        result: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return result
 
 
 class FeedForward(nn.Module):
@@ -50,7 +66,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
+        result: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return result
 
 
 class Block(nn.Module):
@@ -61,7 +78,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.norm(x))
+        result: torch.Tensor = x + self.feed_forward(self.norm(x))
+        return result
 
 
 class Llama(nn.Module):
@@ -70,7 +88,7 @@ class Llama(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks: Iterable[nn.Module] = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.norm = nn.RMSNorm(WIDTH)
         self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
@@ -78,41 +96,28 @@ class Llama(nn.Module):
         x = self.tokens(ids)
         for block in self.blocks:
             x = block(x)
-        return self.output(self.norm(x))
+        result: torch.Tensor = self.output(self.norm(x))
+        return result
 
 
-def tensor_parallel(model: nn.Module, mesh: Any) -> None:
+def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
     """Attention and feed-forward layers are sharded; the residual stream is replicated."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     for block in model.blocks:
-        plan = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+        plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
         plan |= {"attention.out": RowwiseParallel(), "feed_forward.down": RowwiseParallel()}
         plan |= {f"feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")}
         parallelize_module(block, mesh, plan)
 
 
-def sequence_parallel(model: nn.Module, mesh: Any, loss_parallel: bool = False) -> None:
+def sequence_parallel(model: Llama, mesh: DeviceMesh, shard_scores: bool = False) -> None:
     """Also the residual stream by sequence, the embedding and the output layer by vocabulary."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    head = (
-        ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-        if loss_parallel
-        else ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-    )
+    scores = Shard(-1) if shard_scores else Replicate()
+    head = ColwiseParallel(input_layouts=Shard(1), output_layouts=scores, use_local_output=not shard_scores)
     embedding = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     parallelize_module(model, mesh, {"tokens": embedding, "norm": SequenceParallel(), "output": head})
     gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     for block in model.blocks:
-        plan = {"attention": gather, "feed_forward": gather}
+        plan: dict[str, ParallelStyle] = {"attention": gather, "feed_forward": gather}
         plan |= {"attention_norm": SequenceParallel(), "norm": SequenceParallel()}
         plan |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
         plan |= {f"feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")}
@@ -120,15 +125,10 @@ def sequence_parallel(model: nn.Module, mesh: Any, loss_parallel: bool = False) 
         parallelize_module(block, mesh, plan)
 
 
-def loss_parallel(model: nn.Module, mesh: Any) -> None:
-    """Also the loss by vocabulary."""
-    sequence_parallel(model, mesh, loss_parallel=True)
-
-
-PLANS: dict[str, Callable[[nn.Module, Any], None]] = {
+PLANS: dict[str, Callable[[Llama, DeviceMesh], None]] = {
     "tensor parallel": tensor_parallel,
     "sequence parallel": sequence_parallel,
-    "loss parallel": loss_parallel,
+    "loss parallel": functools.partial(sequence_parallel, shard_scores=True),  # also the loss by vocabulary
 }
 
 
@@ -136,10 +136,8 @@ def loss_of(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(0, 1))
 
 
-def training_step(variant: str, plan: str, mesh: Any) -> Callable[[], torch.Tensor]:
+def training_step(variant: str, plan: str, mesh: DeviceMesh) -> Callable[[], torch.Tensor]:
     """A step of forward, backward and SGD for one variant, compiled if it is not eager."""
-    import smelt
-
     torch.manual_seed(0)
     model = Llama()
     PLANS[plan](model, mesh)
@@ -155,8 +153,6 @@ def training_step(variant: str, plan: str, mesh: Any) -> Callable[[], torch.Tens
         forward = compilers[variant](forward)
 
     def parallel_loss() -> contextlib.AbstractContextManager[Any]:
-        from torch.distributed.tensor.parallel import loss_parallel
-
         return loss_parallel() if plan == "loss parallel" else contextlib.nullcontext()
 
     def step() -> torch.Tensor:
@@ -165,7 +161,8 @@ def training_step(variant: str, plan: str, mesh: Any) -> Callable[[], torch.Tens
             loss = forward(ids, targets)
             loss.backward()
         optimizer.step()
-        return loss.full_tensor() if hasattr(loss, "full_tensor") else loss.detach()
+        result: Any = loss.detach()
+        return result.full_tensor() if isinstance(loss, DTensor) else result
 
     return step
 
@@ -185,16 +182,14 @@ class Row:
         return f"{self.plan:18} {times} ms   smelt faster than {ratios}   {self.counters}"
 
 
-def measure(plan: str, mesh: Any, rounds: int, variants: tuple[str, ...] = VARIANTS) -> Row:
+def measure(plan: str, mesh: DeviceMesh, rounds: int, variants: tuple[str, ...] = VARIANTS) -> Row:
     """Interleave the variants' steps; ranks keep in step because each takes the same turns."""
-    import smelt
-
     smelt.reset()
     steps = {name: training_step(name, plan, mesh) for name in variants}
     first: dict[str, list[float]] = {}
     for name, step in steps.items():
         began = time.perf_counter()
-        first[name] = [float(step()) for _ in range(4)]
+        first[name] = [step().item() for _ in range(4)]
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"  {plan}, {name}: first four steps {time.perf_counter() - began:.1f} s", flush=True)
     for name, losses in first.items():
@@ -205,7 +200,7 @@ def measure(plan: str, mesh: Any, rounds: int, variants: tuple[str, ...] = VARIA
     for _ in range(rounds):
         for name, step in steps.items():
             step()
-            torch.distributed.barrier()
+            dist.barrier()
             began = time.process_time()
             step()
             seconds[name].append(time.process_time() - began)
@@ -215,9 +210,6 @@ def measure(plan: str, mesh: Any, rounds: int, variants: tuple[str, ...] = VARIA
 
 
 def _rank(arguments: argparse.Namespace) -> None:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
     torch.set_num_threads(1)
     os.environ["RANK"] = str(arguments.rank)
     meeting = f"file://{arguments.meeting}"

@@ -259,3 +259,45 @@ for blocks in (2, 6):
         warns=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_layout_changes_in_place_and_dtensor_handlers_are_left_to_python() -> None:
+    """Frames that a handler of `DTensor` calls were captured, with autograd off: the call raised a `TypeError`."""
+    done = run(
+        """
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+torch.manual_seed(0)
+w = distribute_tensor(torch.randn(8, 8), mesh, [Shard(1)])
+targets = torch.arange(6)
+
+def loss_of(x):
+    scores = (x @ w).sin()
+    with loss_parallel():
+        return nn.functional.cross_entropy(scores, targets)
+
+def differentiated(function):
+    x = distribute_tensor(torch.linspace(0, 1, 48).view(6, 8), mesh, [Replicate()]).requires_grad_()
+    loss = function(x)
+    with loss_parallel():
+        loss.backward()
+    return loss.to_local().detach(), x.grad.to_local()
+
+def squeezed(x):
+    y = x.detach()[:1] * 2
+    y.squeeze_(0)
+    return (y + 1).to_local()
+
+compiled = smelt.compile(loss_of)
+for _ in range(2):
+    torch.testing.assert_close(differentiated(compiled), differentiated(loss_of))
+assert torch.equal(smelt.compile(squeezed)(w), squeezed(w))
+""",
+        warns=False,
+    )
+    assert done.returncode == 0, done.stderr

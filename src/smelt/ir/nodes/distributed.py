@@ -105,7 +105,8 @@ class DistributedCall:
     `Given` for other tensors.
 
     The first call finds out which operands the function `writes`, whether it `changes_layout` of one, which no later
-    call can do, and whether it `shares` their memory with what it returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
+    call can do, and whether it `shares` their memory with what it returns. Later ones give it copies of what it
+    writes, and return their local tensors last: they write nothing."""
 
     function: Any
     args: tuple[Any, ...]
