@@ -161,8 +161,9 @@ def training_step(variant: str, plan: str, mesh: DeviceMesh) -> Callable[[], tor
             loss = forward(ids, targets)
             loss.backward()
         optimizer.step()
-        result: Any = loss.detach()
-        return result.full_tensor() if isinstance(loss, DTensor) else result
+        whole: Any = loss.detach()
+        result: torch.Tensor = whole.full_tensor() if isinstance(loss, DTensor) else whole
+        return result
 
     return step
 
