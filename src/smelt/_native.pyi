@@ -530,8 +530,8 @@ def storages(tensors: list[Any] | tuple[Any, ...], /) -> bytes | None:
     one whose memory has grown or was filled anew has the same. None where `set_library` did not say where to look."""
 
 def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -> int | None:
-    """Whether one of the `written` overlaps another of these: 0 no, 1 yes, 2 not by addresses, but memory may be mapped twice,
-    3 unknown: one of the `written` has none. None where `set_library` did not say where to look."""
+    """Whether one of the `written` overlaps another of these: 0 no, 1 yes, 2 not by address, but it may be mapped
+    twice, 3 unknown: one of the `written` has none. None where `set_library` did not say where to look."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

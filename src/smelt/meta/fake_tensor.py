@@ -180,7 +180,11 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         # Dual numbers ask. A tangent of another layout than its number's is copied: no is as right as yes.
         return (args[0].shape, args[0].stride()) == (args[1].shape, args[1].stride())
     device = result_device(func, args, kwargs)
-    template = described(func, args, kwargs, device)
+    template = describe(func, args, kwargs, device)
+    if template is NotImplemented and is_composite(func):  # which autograd would have decomposed, and is off
+        return func.decompose(*args, **kwargs)
+    if template is NotImplemented:
+        template = _remembered(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
     if isinstance(template, _SPECS):
         return written[0] if written and written[0] is not None else _fake(template, device)
@@ -530,7 +534,7 @@ class Recorder(FakeMode):  # type: ignore[no-untyped-call]
 
     def _decomposition_of(self, func: Any) -> Callable[..., Any] | None:
         decomposition = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
-        return func.decompose if decomposition is None and _is_composite(func) else decomposition
+        return func.decompose if decomposition is None and is_composite(func) else decomposition
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the fake tensors in `result` to it."""
@@ -575,7 +579,7 @@ class Recorder(FakeMode):  # type: ignore[no-untyped-call]
 _composites: dict[Any, bool] = {}
 
 
-def _is_composite(func: Any) -> bool:
+def is_composite(func: Any) -> bool:
     """Whether `func` is nothing but a combination of other operators. Asked of all calls, so the answer is kept."""
     known = _composites.get(func)
     if known is None:

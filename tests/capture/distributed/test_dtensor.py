@@ -100,6 +100,7 @@ for backend in (None, "aot_eager", "llvm"):
         optimizer.step()
     found.append([whole(each).detach() for each in model.parameters()])
     assert not held()
+    assert smelt.counters["eager_graphs"] == 0 and (backend != "llvm" or smelt.counters["kernels"] > 0)
 agree(found[1], found[0])
 agree(found[2], found[0])
 
@@ -121,6 +122,58 @@ except Exception as error:
     assert "lstsq" in str(error), error
 from smelt.meta.fake_tensor import FakeTensor
 assert not any(isinstance(each, FakeTensor) for each in held())
+""")
+
+
+def test_a_sequence_parallel_language_model_with_a_loss_in_parts() -> None:
+    in_two_processes("""
+import contextlib
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(8), nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+def made(in_parts):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), Block(), nn.RMSNorm(8), nn.Linear(8, 16))
+    head = {"output_layouts": Shard(-1) if in_parts else Replicate(), "use_local_output": not in_parts}
+    parallelize_module(model, mesh, {
+        "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "1.norm": SequenceParallel(),
+        "1.up": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "1.down": RowwiseParallel(output_layouts=Shard(1)), "2": SequenceParallel(),
+        "3": ColwiseParallel(input_layouts=Shard(1), **head)})
+    return parallelize_module(model, mesh, {"1.up": ColwiseParallel()})
+
+for in_parts in (False, True):
+    found = []
+    for backend in (None, "aot_eager", "llvm"):
+        model = made(in_parts)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        def loss_of(ids, targets):
+            return nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        smelt.reset()
+        call = loss_of if backend is None else smelt.compile(loss_of, fullgraph=True, backend=backend)
+        torch.manual_seed(5)
+        losses = []
+        for _ in range(3):
+            with loss_parallel() if in_parts else contextlib.nullcontext():
+                loss = call(*torch.randint(0, 16, (2, 3, 4)))
+                optimizer.zero_grad()
+                loss.backward()
+            assert all(type(each.grad) is type(each) for each in model.parameters())
+            optimizer.step()
+            losses.append(whole(loss).detach())
+        found.append(losses + [whole(each).detach() for each in model.parameters()])
+        assert backend is None or smelt.counters["graphs"] == 1, smelt.counters
+        assert smelt.counters["eager_graphs"] == 0 and (backend != "llvm" or smelt.counters["kernels"] > 0)
+    agree(found[1], found[0])
+    agree(found[2], found[0])
 """)
 
 
@@ -202,6 +255,48 @@ for blocks in (2, 6):
     for have, want in zip(step(model, smelt.compile(model)), step(plain, plain), strict=True):
         torch.testing.assert_close(have, want)
     assert smelt.counters["graphs"] > 0 and smelt.counters["graph_breaks"] <= blocks + 1, smelt.counters
+""",
+        warns=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_layout_changes_in_place_and_dtensor_handlers_are_left_to_python() -> None:
+    """Frames that a handler of `DTensor` calls were captured, with autograd off: the call raised a `TypeError`."""
+    done = run(
+        """
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+torch.manual_seed(0)
+w = distribute_tensor(torch.randn(8, 8), mesh, [Shard(1)])
+targets = torch.arange(6)
+
+def loss_of(x):
+    scores = (x @ w).sin()
+    with loss_parallel():
+        return nn.functional.cross_entropy(scores, targets)
+
+def differentiated(function):
+    x = distribute_tensor(torch.linspace(0, 1, 48).view(6, 8), mesh, [Replicate()]).requires_grad_()
+    loss = function(x)
+    with loss_parallel():
+        loss.backward()
+    return loss.to_local().detach(), x.grad.to_local()
+
+def squeezed(x):
+    y = x.detach()[:1] * 2
+    y.squeeze_(0)
+    return (y + 1).to_local()
+
+compiled = smelt.compile(loss_of)
+for _ in range(2):
+    torch.testing.assert_close(differentiated(compiled), differentiated(loss_of))
+assert torch.equal(smelt.compile(squeezed)(w), squeezed(w))
 """,
         warns=False,
     )

@@ -19,10 +19,10 @@ def parameter():
 
 def shown(found):
     if isinstance(found, DTensor):
-        return found.placements, found.requires_grad, found.to_local().tolist()
+        return found.placements, found.requires_grad, found.to_local().detach().clone()
     if isinstance(found, tuple | list):
         return [shown(each) for each in found]
-    return found.tolist() if isinstance(found, torch.Tensor) else found
+    return found.detach().clone() if isinstance(found, torch.Tensor) else found
 
 def called(function, p):
     try:
@@ -35,7 +35,17 @@ def same(function, **options):
     want = called(function, parameter())
     smelt.reset()
     have = called(smelt.compile(function, **options), parameter())
-    assert have == want, (have, want)
+    agree(have, want)
+
+def agree(have, want):
+    if isinstance(want, torch.Tensor):
+        torch.testing.assert_close(have, want)
+    elif type(want) in (tuple, list):
+        assert len(have) == len(want), (have, want)
+        for one, other in zip(have, want):
+            agree(one, other)
+    else:
+        assert have == want, (have, want)
 """
 
 

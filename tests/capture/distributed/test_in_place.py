@@ -64,8 +64,73 @@ def scattered(x):
     dist.reduce_scatter_tensor(part, x)
     return part + 1
 same_in_place(scattered, x)
+
+def exchanged(x):
+    one, other, sizes = torch.empty(4), torch.empty(3), [2 - rank, 1 + rank]
+    dist.all_to_all_single(one, x * 2)
+    work = dist.all_to_all_single(other, x[:3].sin(), sizes, sizes, async_op=True)
+    work.wait()
+    return one + 1, other + 1
+same_in_place(exchanged, x)
 """
     )
+
+
+def test_collectives_in_functions_of_autograd_are_part_of_both_graphs() -> None:
+    """As Megatron has them: a collective in forward, its counterpart in backward."""
+    in_two_processes("""
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        work = dist.all_reduce(gradient, async_op=True)
+        work.wait()
+        return gradient
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        reduced = x.clone()
+        dist.all_reduce(reduced)
+        return reduced
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        parts = [torch.empty_like(x) for _ in range(2)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+    @staticmethod
+    def backward(ctx, gradient):
+        part = torch.empty(ctx.shape)
+        dist.reduce_scatter_tensor(part, gradient.contiguous())
+        return part
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x.contiguous())
+        return received
+    @staticmethod
+    def backward(ctx, gradient):
+        received = torch.empty_like(gradient)
+        dist.all_to_all_single(received, gradient.contiguous())
+        return received
+
+torch.manual_seed(rank)
+x, up, down = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+same(lambda x, up, down: Reduce.apply(Copy.apply(x @ up).relu() @ down), x, up, down)
+same(lambda x, up, down: Gather.apply(x @ up).relu() @ down, x, up, down)
+same(lambda x, up, down: Exchange.apply(Exchange.apply(x @ up).relu() @ down), x, up, down)
+""")
 
 
 def test_work_that_is_waited_for() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.joint.functional_trace import CannotTrace, storage_id, synced
+from smelt.autograd.joint.functional_tensors import storage_id, synced
+from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import AsStrided, FromInput, FromResult, Output, Plain, SameAsOutput, Steps, ViewStep
 from smelt.ir.tensorspec import tensor_spec

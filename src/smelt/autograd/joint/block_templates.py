@@ -21,15 +21,13 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
+from smelt.autograd.joint.functional_tensors import functional, storage_id, synced
 from smelt.autograd.joint.functional_trace import (
     CannotTrace,
     SharingRecorder,
-    functional,
     interpret,
     plain_spec,
     run_engine,
-    storage_id,
-    synced,
     tangent_spec,
     without_dead_code,
 )

@@ -1,93 +1,77 @@
-"""Calls on `DTensor`s in a trace: below functionalization, with their own derivatives.
+"""Calls on `DTensor`s in a trace: their operators run on functional tensors, as all others do.
 
     linear(x_local, w_local)       forward   mm = mm(x, w); all_reduce = …; wait_tensor = …
                                    backward  what PyTorch derives of the call on `DTensor`s, placements included
 
-A `DTensor` runs its operators on local tensors where functionalization no longer sees them. So the call is run on the
-fake tensors that functional tensors stand for, and autograd has one node for it, which differentiates the
-call on fake tensors.
+A `DTensor` is no functional tensor, but its local tensor is one. Functionalization lets an operator on `DTensor`s pass,
+and is off below it. `LocalFunctionalization` turns it on again before the `DTensor` runs operators on local tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from smelt.base.coexist import leave_alone
+from smelt.autograd.joint.functional_tensors import functional, synced
 from smelt.ir.nodes.distributed import DistributedCall
-from smelt.meta.effects import is_view
-from smelt.meta.fake_tensor import FakeTensor
+from smelt.meta.fake_tensor import OURS, FakeTensor, by_others, is_composite
 
-Unwrap = Callable[[torch.Tensor], FakeTensor]
-Wrap = Callable[[FakeTensor], torch.Tensor]
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
-def traced_call(call: DistributedCall, operands: tuple[Any, ...], unwrap: Unwrap, wrap: Wrap) -> tuple[Any, ...]:
-    """What a call returns of functional tensors; `unwrap` and `wrap` lead to fake tensors and back."""
-    needs_grad = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in operands)
-    results: tuple[Any, ...] = _run_on_fakes(call, unwrap, wrap, needs_grad, *operands)
-    return results
+class LocalFunctionalization(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Under this mode, functional tensors below a `DTensor` are functionalized. `inside`: a `DTensor` runs an operator.
+
+    Functionalization takes an operator on `DTensor`s and functional tensors for its own. So what a `DTensor` returns
+    beside others of its kind, the weight of a loss, is a fake tensor, which its backward is given."""
+
+    def __init__(self, inside: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inside = inside
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise PyTorch wraps the handler below in a decorator that imports its compiler, seconds of it."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named, answer = kwargs or {}, by_others(func, types, args, kwargs)
+        if answer is NotImplemented and not self._inside:
+            with LocalFunctionalization(inside=True):
+                return _without_functional(func(*args, **named))
+        if answer is not OURS:
+            return answer
+        if not any(map(_has_functional, (*args, *named.values()))):
+            return func(*args, **named)
+        included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded - _FUNCTIONALIZE):
+            return func.decompose(*args, **named) if is_composite(func) else func(*args, **named)
 
 
-@leave_alone
-class _CallNode(torch.autograd.Function):
-    """The call as one node of autograd's."""
-
-    @staticmethod
-    def forward(ctx: Any, call: DistributedCall, unwrap: Unwrap, wrap: Wrap, needs_grad: bool, *operands: Any) -> Any:
-        fakes = [unwrap(each) if isinstance(each, torch.Tensor) else each for each in operands]
-        wanted = ctx.needs_input_grad[4:]
-        with _below_functionalization(), torch.set_grad_enabled(needs_grad):
-            inputs = [
-                each.detach().requires_grad_(needed) if isinstance(each, torch.Tensor) else each
-                for each, needed in zip(fakes, wanted, strict=True)
-            ]
-            outputs = call(*inputs)
-        ctx.set_materialize_grads(False)
-        ctx.inputs, ctx.outputs, ctx.unwrap, ctx.wrap = inputs, outputs, unwrap, wrap
-        results = [_shown(each, fakes, operands, wrap) for each in outputs]
-        ctx.mark_non_differentiable(*(shown for shown, x in zip(results, outputs, strict=True) if not x.requires_grad))
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: Any) -> Any:
-        leaves = [each for each in ctx.inputs if isinstance(each, torch.Tensor) and each.requires_grad]
-        fakes = [None if each is None else ctx.unwrap(each) for each in tangents]
-        pairs = [(each, fake) for each, fake in zip(ctx.outputs, fakes, strict=True) if fake is not None]
-        with _below_functionalization():
-            results, cotangents = [each for each, _ in pairs], [fake for _, fake in pairs]
-            remaining = iter(torch.autograd.grad(results, leaves, cotangents, retain_graph=True, allow_unused=True))
-        gradients = []
-        for each in ctx.inputs:
-            gradient = next(remaining) if isinstance(each, torch.Tensor) and each.requires_grad else None
-            gradients.append(None if gradient is None else ctx.wrap(gradient.detach()))
-        return (None, None, None, None, *gradients)
+def _has_functional(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_functional, value))
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
-_run_on_fakes: Callable[..., Any] = super(torch.autograd.Function, _CallNode).apply
+def _without_functional(value: Any) -> Any:
+    """The same with fake tensors for functional ones, which are results that are no `DTensor`s."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_functional, value))
+    return synced(value) if _has_functional(value) else value
 
 
-def _below_functionalization() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+def below_dtensors(graph: fx.Graph | None) -> AbstractContextManager[object]:
+    """The context in which a graph with calls on `DTensor`s is traced, forward and backward."""
+    has_calls = graph is not None and any(isinstance(node.target, DistributedCall) for node in graph.nodes)
+    return LocalFunctionalization() if has_calls else nullcontext()
 
 
-def _shown(result: Any, fakes: list[Any], operands: tuple[Any, ...], wrap: Wrap) -> torch.Tensor:
-    """The functional tensor of a result; where it is an operand's memory, the same view of the operand."""
-    bare: FakeTensor = result.detach()
-    places = {fake.node: operand for fake, operand in zip(fakes, operands, strict=True) if _is_fake(fake)}
-    views: list[fx.Node] = []
-    node = bare.node
-    while node is not None and node not in places and is_view(node.target) and isinstance(node.args[0], fx.Node):
-        views.append(node)
-        node = node.args[0]
-    if node not in places:
-        return wrap(bare)
-    shown: torch.Tensor = places[node].view_as(places[node])
-    for view in reversed(views):
-        shown = view.target(shown, *view.args[1:], **view.kwargs)  # type: ignore[operator]
-    return shown
-
-
-def _is_fake(value: Any) -> bool:
-    return isinstance(value, FakeTensor)
+def traced_call(call: DistributedCall, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call returns of functional tensors. What a factory returns is a fake tensor."""
+    return tuple(functional(each) if isinstance(each, FakeTensor) else each for each in call(*operands))

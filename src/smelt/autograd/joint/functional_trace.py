@@ -21,7 +21,8 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.joint.bernoulli_order import bernoulli
 from smelt.autograd.joint.decomposition_templates import DecompositionTemplate, TemplateLog, call_of
-from smelt.autograd.joint.distributed_calls import traced_call
+from smelt.autograd.joint.distributed_calls import below_dtensors, traced_call
+from smelt.autograd.joint.functional_tensors import synced
 from smelt.autograd.joint.opaque import watch
 from smelt.autograd.joint.repeated_blocks import Block
 from smelt.base.errors import SmeltError
@@ -406,7 +407,7 @@ def interpret(
             elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
                 result = call_method(node.target, *args, **kwargs)
             elif isinstance(node.target, DistributedCall):
-                result = traced_call(node.target, args, synced, functional)
+                result = traced_call(node.target, args)
             else:
                 result = node.target(*args, **kwargs)
                 watch(node.target, result)
@@ -423,33 +424,14 @@ def interpret(
 
 
 @contextlib.contextmanager
-def functionalized() -> Iterator[None]:
+def functionalized(graph: Traced | None) -> Iterator[None]:
     """Within, operators on functional tensors reach the modes below as functional operators."""
     torch._enable_functionalization(reapply_views=True)
     try:
-        yield
+        with below_dtensors(graph.graph if graph is not None else None):
+            yield
     finally:
         torch._disable_functionalization()  # type: ignore[no-untyped-call]
-
-
-def functional(fake: FakeTensor) -> torch.Tensor:
-    """A tensor that functionalization follows, standing for `fake`."""
-    wrapped: torch.Tensor = torch._to_functional_tensor(fake)
-    return wrapped
-
-
-def synced(tensor: torch.Tensor) -> FakeTensor:
-    """The fake tensor behind a functional tensor, after all mutations of it and its aliases (`torch._sync`)."""
-    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
-    fake = torch._from_functional_tensor(tensor)
-    assert isinstance(fake, FakeTensor)
-    return fake
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for functional tensors that share a storage in eager."""
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def plain_spec(spec: TensorSpec) -> TensorSpec:

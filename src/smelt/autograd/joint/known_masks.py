@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
-from smelt.autograd.joint.functional_trace import synced
+from smelt.autograd.joint.functional_tensors import synced
 from smelt.device.host_library import HOST
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.effects import effect_of

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.joint.functional_trace import CannotTrace, SharingRecorder, functional, synced
+from smelt.autograd.joint.functional_tensors import functional, synced
+from smelt.autograd.joint.functional_trace import CannotTrace, SharingRecorder
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import FromInput, FromResult, Output, Phase, SameAsOutput, set_arrival, set_phase
 from smelt.ir.tensorspec import set_spec, tensor_spec

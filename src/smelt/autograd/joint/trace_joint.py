@@ -20,17 +20,15 @@ from torch import fx
 
 from smelt.autograd.joint.aliasing import Arrangement, arrange, views_to_copy
 from smelt.autograd.joint.block_templates import BlockTemplates, NeedsCalls
+from smelt.autograd.joint.functional_tensors import functional, storage_id, synced
 from smelt.autograd.joint.functional_trace import (
     CannotTrace,
     Decompositions,
     SharingRecorder,
-    functional,
     functionalized,
     interpret,
     plain_spec,
     run_engine,
-    storage_id,
-    synced,
     tangent_spec,
     without_dead_code,
 )
@@ -171,7 +169,7 @@ def trace_forward(traced: Traced | TraceSource, decompositions: Decompositions |
 
 def _trace_forward(source: TraceSource, decompositions: Decompositions | None, *, templates: bool) -> Pure:
     # In the grad mode the graph starts in: it determines the creation meta of views.
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(source.graph):
         run = _run(source, recorder, with_gradients=source.is_program, templates=templates)
         if source.is_program:
             _refuse_gradients(run)
@@ -205,7 +203,12 @@ def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | N
 
 
 def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, leaves: bool, templates: bool) -> Joint:
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+    with (
+        without_caller_hooks(),
+        SharingRecorder(decompositions) as recorder,
+        functionalized(source.graph),
+        torch.enable_grad(),
+    ):
         run = _run(source, recorder, with_gradients=True, leaves=leaves, templates=templates)
         if source.is_program:
             _refuse_new_leaves(run)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.joint.functional_trace import CannotTrace, storage_id
+from smelt.autograd.joint.functional_tensors import storage_id
+from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.meta.devices import tensors_in
 from smelt.symbolic.shapes import may_overlap, span
 

@@ -86,6 +86,13 @@ class _Call:
             raise Unsupported("B002", f"{self.name}, with another reduction than {', '.join(_REDUCTIONS)},")
         return Constant(_REDUCTIONS[name])
 
+    def splits(self, name: str, rows: Any) -> Sequence:
+        """How many rows go to or come from each process: as many for all if the program does not say."""
+        self.refuse_unless(isinstance(rows, int))
+        sizes = self.plain(name, None) or [rows // self.size] * self.size
+        self.refuse_unless(len(sizes) == self.size and sum(sizes) == rows)
+        return Sequence(list, [Constant(int(size)) for size in sizes])
+
     def run(self, operator: Any, tensor: Tensor, *options: Value) -> Tensor:
         operands: list[Value] = [tensor, *options, Constant(self.group)]
         started = self.interp.tensor_call("call_function", operator, operands)
@@ -150,12 +157,21 @@ def _reduce_scatter(call: _Call) -> None:
     )
 
 
+def _all_to_all(call: _Call) -> None:
+    output, source = call.tensors("output", "input")
+    shape, own = tuple(output.fake.shape), tuple(source.fake.shape)
+    call.refuse_unless(bool(shape) and bool(own) and shape[1:] == own[1:])
+    received, sent = call.splits("output_split_sizes", shape[0]), call.splits("input_split_sizes", own[0])
+    call.write(output, call.run(_OPERATORS.all_to_all_single.default, source, received, sent))
+
+
 _IN_PLACE: dict[str, Callable[[_Call], None]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather_into,
     "all_gather_single": _all_gather_into,
+    "all_to_all_single": _all_to_all,
     "reduce_scatter_tensor": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter,
 }

@@ -469,10 +469,13 @@ def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def _watched() -> bool:
     """Whether a mode, a transform or a JIT tracer is to see, and may change, every operator: kernels would go past it.
+    Or whether a class of tensors, such as `DTensor`, runs an operator: autograd is off there.
 
     A default device is a mode too, but one that capture knows.
     """
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        return True
+    if torch._C._dispatch_tls_local_exclude_set().has(torch._C.DispatchKey.Functionalize):
         return True
     return torch._C._len_torch_function_stack() > 0 and default_devices() is None
 

@@ -104,8 +104,9 @@ class DistributedCall:
     is what the function returned when it was last called on these operands, with a layout for each `DTensor`, and
     `Given` for other tensors.
 
-    The first call finds out which operands the function `writes`, and whether it `shares` their memory with what it
-    returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
+    The first call finds out which operands the function `writes`, whether it `changes_layout` of one, which no later
+    call can do, and whether it `shares` their memory with what it returns. Later ones give it copies of what it
+    writes, and return their local tensors last: they write nothing."""
 
     function: Any
     args: tuple[Any, ...]
@@ -114,6 +115,7 @@ class DistributedCall:
     result: Any = field(default=None, init=False)
     writes: tuple[int, ...] | None = field(default=None, init=False)  # their places
     shares: bool = field(default=False, init=False)
+    changes_layout: bool = field(default=False, init=False)
 
     @property
     def __name__(self) -> str:
@@ -132,18 +134,30 @@ class DistributedCall:
                 part = operands[place] if torch.is_grad_enabled() else operands[place].detach()
                 masks = operands[place + 1 : place + 1 + layout.masks]
                 tensors[place] = layout.whole(part.clone() if place in copied else part, *masks)
+        if self.writes is not None:
+            self._replicate_plain(tensors)
         args, kwargs = _filled(self.args, tensors), _filled(self.kwargs, tensors)
         locals_made: list[Any] = []
         if self.writes is None:
             with _Watch() as watch:
                 result = self.function(*args, **kwargs)
             self.writes, self.shares = watch.places(tensors), not watch.is_new(result, tensors)
-            if any(self.layouts[place] != Layout.of(tensors[place]) for place in self.writes if self.layouts[place]):
-                raise NotImplementedError("it changes how a DTensor is laid out")
+            written = [(self.layouts[place], tensors[place]) for place in self.writes]
+            self.changes_layout = any(layout and layout != Layout.of(tensor) for layout, tensor in written)
         else:
             result = self.function(*args, **kwargs)
         self.result = _localized(result, tensors, locals_made)
         return (*locals_made, *[local_of(tensors[place]) for place in copied])
+
+
+    def _replicate_plain(self, tensors: list[Any]) -> None:
+        """Replace plain tensors beside `DTensor`s, scalars and targets of a loss, by replicated ones. PyTorch does so
+        as well, but below functionalization, which would take the whole call for one on plain tensors."""
+        first = next((layout for layout in self.layouts if layout is not None), None)
+        for place, layout in enumerate(self.layouts if first is not None else ()):
+            plain = layout is None and isinstance(tensors[place], torch.Tensor)
+            if first is not None and plain and not tensors[place].requires_grad:
+                tensors[place] = first.kind.from_local(tensors[place], first.mesh, run_check=False)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
