@@ -34,6 +34,7 @@
 # make test-no-layout  a part of the tests without a look into PyTorch's memory (SMELT_NO_LAYOUT=1)
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
+# make packages  libsmelt as sources, and the runtime of WebAssembly models for npm, in dist/ (tools/packages.py)
 # make test-wheel  build one, install it into an empty environment and run the demo there without a compiler: two minutes
 # make static-core  the C code that static models have inside, as LLVM bitcode, after a change of it: needs clang
 # make lint    ruff and mypy
@@ -62,7 +63,7 @@ ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd 
 # Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel static-core lint docs bench clean
+.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel packages static-core lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -163,6 +164,9 @@ test-wheel: $(VENV)/dev
 
 wheel:
 	@$(PYTHON) tools/wheel.py $(ARGS)
+
+packages:
+	@$(PYTHON) tools/packages.py $(ARGS)
 
 static-core:
 	@$(PYTHON) tools/static_core.py
