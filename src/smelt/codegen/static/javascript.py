@@ -4,8 +4,8 @@
     const { output } = session.run({ x: { data: new Float32Array(12), shape: [3, 4] }, scale: 0.5 });
     session.state(), session.loadState(state), session.reset()
 
-`model.mjs` is `assets/session.mjs`, the same for all models, and loads `model.wasm`. The module has a section `smelt` with
-the model's inputs, outputs and state as JSON. The npm package (`tools/packages.py`) is `assets/session.mjs` alone.
+`model.mjs` is `assets/session.mjs`, the same for all models, and loads `model.wasm`, whose section `smelt` describes
+inputs, outputs and state as JSON. The npm package (`tools/packages.py`) is `assets/session.mjs` alone.
 """
 
 import json
