@@ -35,6 +35,7 @@
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make wheel   wheels of smelt for each Python there is (3.11, 3.12, 3.13) and of smelt-runtime, for x86-64 and AArch64, in dist/
 #              (ARGS="3.12 --machine x86_64" to choose)
+# make packages  libsmelt as sources, and the runtime of WebAssembly models for npm, in dist/ (tools/packages.py)
 # make test-wheel  build them, install them into empty environments and run the demo and exported files there: five minutes
 # make static-core  the C code that static models have inside, as LLVM bitcode, after a change of it: needs clang
 # make lint    ruff and mypy
@@ -63,7 +64,7 @@ ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd 
 # Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel static-core lint docs bench clean
+.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel packages static-core lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -164,6 +165,9 @@ test-wheel: $(VENV)/dev
 
 wheel:
 	@$(PYTHON) tools/wheel.py $(ARGS)
+
+packages:
+	@$(PYTHON) tools/packages.py $(ARGS)
 
 static-core:
 	@$(PYTHON) tools/static_core.py

@@ -4,10 +4,8 @@ A cross compiler is `x86_64-linux-gnu-gcc` and its like, or zig (`zig cc`, in PA
 is not run: qemu emulates none.
 """
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 
 import smelt
 from tests.codegen.foreign import runner
-from tests.native.deploy.building import CSRC, HERE, INCLUDE, sources
+from tests.native.deploy.building import CSRC, HERE, INCLUDE, sources, zig
 from tests.native.deploy.conftest import Said
 from tests.native.deploy.test_runtime import tensor, values
 
@@ -29,11 +27,7 @@ def cross_compiler(architecture: str) -> list[str]:
     gcc = shutil.which(f"{architecture}-linux-gnu-gcc")
     if gcc is not None:
         return [gcc, "-static"]
-    zig = shutil.which("zig")
-    if zig is None and importlib.util.find_spec("ziglang") is None:
-        pytest.skip(f"there is no cross compiler for {architecture}: neither gcc nor zig")
-    command = [zig] if zig is not None else [sys.executable, "-m", "ziglang"]
-    return [*command, "cc", "-target", f"{architecture}-linux-musl", "-static"]
+    return [*zig(), "cc", "-target", f"{architecture}-linux-musl", "-static"]
 
 
 @pytest.fixture(scope="module")

@@ -223,9 +223,13 @@ def add_cc(parser: argparse.ArgumentParser) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--cflags", action="store_true", help="those of the compiler alone")
     part.add_argument("--libs", action="store_true", help="those of the linker alone")
+    part.add_argument("--prefix", action="store_true", help="the folder of include and lib, for CMake and pkg-config")
 
 
 def do_cc(args: argparse.Namespace) -> int:
+    if args.prefix:
+        print(LIBRARY.parents[1])
+        return 0
     include = [f"-I{LIBRARY.parents[1] / 'include'}"]
     folder = LIBRARY.parent
     linked = [str(LIBRARY.with_suffix(".a"))] if args.static else [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lsmelt"]

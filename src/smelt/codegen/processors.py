@@ -139,7 +139,7 @@ def host() -> Target:
     used = tuple(each for each in HOST_FEATURES[architecture] if f"+{each}" in there)
     shared = next((each for each in PROCESSORS.values() if each.triple.startswith(architecture)), target)
     said = [f"+{each}" for each in used]
-    if architecture == _RISC:
+    if architecture != _X86:
         said = [*shared.features.split(","), *said]
     return replace(
         target,

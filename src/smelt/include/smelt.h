@@ -1,29 +1,49 @@
 /* smelt.h: run a model that was exported to a file, in C, without Python.
 
-     smelt_error error;
-     smelt_model *model;
-     smelt_session *session;
-     if (smelt_model_open("model.smelt", NULL, &model, &error)
-         || smelt_session_new(model, NULL, &session, &error)) {
-         fprintf(stderr, "%s\n", error.message);
-         return 1;
+   A whole program. In Python, smelt.export(model, (example,)).save("model.smelt") writes the file; the model here takes
+   float32[2, 4], and `smelt inspect model.smelt` prints what a file takes.
+
+     #include <smelt.h>
+     #include <stdio.h>
+
+     int main(void)
+     {
+         smelt_error error;
+         smelt_model *model;
+         smelt_session *session;
+         if (smelt_model_open("model.smelt", NULL, &model, &error)
+             || smelt_session_new(model, NULL, &session, &error)) {
+             fprintf(stderr, "%s\n", error.message);
+             return 1;
+         }
+         float x[2 * 4] = {1, 2, 3, 4, 5, 6, 7, 8};
+         const int64_t sizes[] = {2, 4};
+         smelt_tensor input = {SMELT_FLOAT32, 2, sizes, NULL, x}, output;
+         if (smelt_run(session, &input, 1, &error) || smelt_output(session, 0, &output, &error)) {
+             fprintf(stderr, "%s\n", error.message);
+             return 1;
+         }
+         printf("%g\n", ((float *)output.data)[0]);
+         smelt_session_free(session);
+         smelt_model_close(model);
+         return 0;
      }
-     float pixels[1 * 3 * 224 * 224] = {…};
-     const int64_t sizes[] = {1, 3, 224, 224};
-     smelt_tensor image = {SMELT_FLOAT32, 4, sizes, NULL, pixels}, scores;
-     if (smelt_run(session, &image, 1, &error) || smelt_output(session, 0, &scores, &error)) {…}
-     const float *found = scores.data;
-     smelt_session_free(session);
-     smelt_model_close(model);
+
+   Compile and link it in one of these ways:
+
+     cc infer.c $(smelt cc) -o infer                                with Python's package, whose folders have all
+     cc infer.c $(pkg-config --cflags --libs smelt) -o infer        where libsmelt is installed
+     find_package(smelt REQUIRED)                                   in CMake, with
+     target_link_libraries(infer PRIVATE smelt::smelt)              or smelt::static, which becomes part of the program
+
+   By hand: -lsmelt, and -lm -lpthread -ldl with the static library. Paths are UTF-8.
 
    A MODEL is an open file. It never changes, and any number of threads may use it. A SESSION runs it: it has the memory
    for one call at a time, the threads that help, and its own copy of the model's state (parameters that are trained,
    buffers, caches). Make a session for each thread that calls.
 
    Every function that can fail returns a status, SMELT_OK (0) or what went wrong, and takes a `smelt_error` to say more;
-   NULL is allowed there. Nothing is printed, nothing ends the process, nothing is kept outside of models and sessions.
-
-   Link with -lsmelt -lm -lpthread -ldl; `smelt cc` prints the flags. */
+   NULL is allowed there. Nothing is printed, nothing ends the process, nothing is kept outside of models and sessions. */
 #ifndef SMELT_H
 #define SMELT_H
 

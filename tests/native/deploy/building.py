@@ -3,8 +3,12 @@
 Tests that need a compiler are left out where there is none, and those that need its sanitizers where those are not.
 """
 
+import importlib.util
+import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +40,30 @@ def compiled(source: Path, to: Path, *flags: str, static: bool = False) -> Path:
     command = [compiler("g++" if cplusplus else "gcc"), standard, "-O1", "-g", *WARNINGS, *flags, str(source)]
     run([*command, "-o", str(to), *build_flags(static=static)])
     return to
+
+
+def zig() -> list[str]:
+    """zig, whose `zig cc` compiles for other systems: in PATH, or as the package `ziglang`."""
+    found = shutil.which("zig")
+    if found is None and importlib.util.find_spec("ziglang") is None:
+        pytest.skip("there is no zig here")
+    return [found] if found is not None else [sys.executable, "-m", "ziglang"]
+
+
+def build_library(prefix: Path, target: str | None = None) -> Path:
+    """The library, installed into a folder by the script of its package; for another system by zig."""
+    settings = dict(os.environ)
+    if target is not None:
+        settings |= {"CC": shlex.join([*zig(), "cc", "-target", target]), "AR": shlex.join([*zig(), "ar"])}
+    else:
+        settings["CC"] = compiler("cc")
+    script = ROOT / "packages" / "libsmelt" / "build.sh"
+    done = subprocess.run(
+        ["sh", script, prefix], env=settings, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    return prefix
 
 
 def sources() -> list[str]:

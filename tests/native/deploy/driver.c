@@ -12,8 +12,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(_WIN32)
+#include <malloc.h>
+#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
+#define free_aligned _aligned_free
+#else
 #include <sys/wait.h>
 #include <unistd.h>
+#define free_aligned free
+#endif
 
 static smelt_error error;
 static long allocated, peak, failing = -1; /* allocations until one fails */
@@ -123,7 +130,7 @@ counted_release(void *context, void *memory, size_t size)
 {
     (void)context;
     allocated -= (long)size;
-    free(memory);
+    free_aligned(memory);
 }
 
 static void
@@ -322,6 +329,7 @@ main(int argc, char **argv)
             const smelt_status status = smelt_returned(session, &state, &variant, &error);
             printf("returned %d %lld %lld\n", (int)status, (long long)state, (long long)variant);
         }
+#if !defined(_WIN32)
         else if (strcmp(word, "fork") == 0) {
             fflush(stdout);
             const pid_t child = fork();
@@ -332,9 +340,10 @@ main(int argc, char **argv)
                 break;
             }
         }
+#endif
     }
     smelt_session_free(session);
-    free(data);
+    free_aligned(data);
     printf("calls %d, peak %ld, left %ld\n", calls, peak, allocated);
     return 0;
 }

@@ -7,7 +7,7 @@ in memory, so that an overflow traps, then constants; from `__heap_base` on, mem
 stay imports of "env". Indices need no change; addresses of constants move.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
@@ -26,8 +26,8 @@ _WITH_ADDEND = (3, 4, 5, 8, 9, 11, 14, 15, 16, 17, 22, 23)
 _UNDEFINED, _EXPLICIT_NAME, _LOCAL, _HIDDEN = 0x10, 0x40, 0x02, 0x04
 
 
-def as_module(data: bytes) -> bytes:
-    """The module of an object."""
+def as_module(data: bytes, notes: Mapping[str, bytes] | None = None) -> bytes:
+    """The module of an object. `notes`: custom sections, by name."""
     if data[:8] != b"\0asm\1\0\0\0":
         raise SmeltError("SM030", "the object file is not WebAssembly")
     sections, customs = _read(data)
@@ -53,6 +53,7 @@ def as_module(data: bytes) -> bytes:
         (_DATA_COUNT, sections.get(_DATA_COUNT)),
         (_CODE, bytes(code)),
         (_DATA, content),
+        *((_CUSTOM, _name(name) + note) for name, note in (notes or {}).items()),
     ]
     return data[:8] + b"".join(bytes([kind]) + _leb(len(body)) + body for kind, body in written if body)
 

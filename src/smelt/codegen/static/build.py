@@ -20,7 +20,7 @@ from smelt.codegen.llvm.support import SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.float_functions import FLOAT_FUNCTIONS, dispatch_text, float_functions
 from smelt.codegen.static.header import c_name, header_text, memory_bytes, raised_codes, rank_of
-from smelt.codegen.static.javascript import javascript_text, types_text
+from smelt.codegen.static.javascript import description, javascript_text, types_text
 from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
 from smelt.ir.artifact_file.artifact import Data
@@ -71,8 +71,8 @@ def static_model(
     header = header_text(name, table, state.bytes, memory_bytes(table, run_bytes))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, object_file, header)
-    javascript = javascript_text(name, table, state.bytes)
-    return StaticModel(name, target, object_file, header, as_module(object_file), javascript, types_text(table))
+    module = as_module(object_file, {"smelt": description(name, table, state.bytes)})
+    return StaticModel(name, target, object_file, header, module, javascript_text(name, table), types_text(table))
 
 
 def _content(data: Data) -> bytes:

@@ -11,19 +11,48 @@
 
 typedef void (*Function)(void);
 
-#define MATH(name) {#name, (Function)name}, {#name "f", (Function)name##f}
+/* A function of the C library as generated code calls it. */
+#define CALL_1(type, name) static GENERATED_CODE type call_##name(type x) { return name(x); }
+#define CALL_2(type, name) static GENERATED_CODE type call_##name(type x, type y) { return name(x, y); }
+#define CALL_3(type, name) static GENERATED_CODE type call_##name(type x, type y, type z) { return name(x, y, z); }
+#define CALL_INT(type, name) static GENERATED_CODE type call_##name(type x, int n) { return name(x, n); }
+#define MATH_FUNCTIONS(F)                                                                                              \
+    F(1, exp) F(1, exp2) F(1, expm1) F(1, log) F(1, log2) F(1, log10) F(1, log1p) F(1, sin) F(1, cos) F(1, tan)          \
+    F(1, asin) F(1, acos) F(1, atan) F(2, atan2) F(1, sinh) F(1, cosh) F(1, tanh) F(1, erf) F(1, erfc) F(2, pow)         \
+    F(2, fmod) F(1, sqrt) F(1, cbrt) F(3, fma) F(1, floor) F(1, ceil) F(1, trunc) F(1, round) F(1, rint)                 \
+    F(1, nearbyint) F(2, fmin) F(2, fmax) F(2, copysign) F(INT, ldexp) F(1, lgamma) F(1, tgamma) F(2, hypot)
+#define DEFINE(form, name) CALL_##form(double, name) CALL_##form(float, name##f)
+#define ROW(form, name) {#name, (Function)call_##name}, {#name "f", (Function)call_##name##f},
+
+MATH_FUNCTIONS(DEFINE)
+
+static GENERATED_CODE void *
+call_memcpy(void *to, const void *from, size_t bytes)
+{
+    return memcpy(to, from, bytes);
+}
+
+static GENERATED_CODE void *
+call_memmove(void *to, const void *from, size_t bytes)
+{
+    return memmove(to, from, bytes);
+}
+
+static GENERATED_CODE void *
+call_memset(void *to, int byte, size_t bytes)
+{
+    return memset(to, byte, bytes);
+}
+
 static const struct {
     const char *name;
     Function function;
 } outside[] = {
     {"smelt_parallel_for", (Function)smelt_parallel_for},
-    {"memcpy", (Function)memcpy},
-    {"memmove", (Function)memmove},
-    {"memset", (Function)memset},
-    MATH(exp), MATH(exp2), MATH(expm1), MATH(log), MATH(log2), MATH(log10), MATH(log1p), MATH(sin), MATH(cos), MATH(tan),
-    MATH(asin), MATH(acos), MATH(atan), MATH(atan2), MATH(sinh), MATH(cosh), MATH(tanh), MATH(erf), MATH(erfc), MATH(pow),
-    MATH(fmod), MATH(sqrt), MATH(cbrt), MATH(fma), MATH(floor), MATH(ceil), MATH(trunc), MATH(round), MATH(rint),
-    MATH(nearbyint), MATH(fmin), MATH(fmax), MATH(copysign), MATH(ldexp), MATH(lgamma), MATH(tgamma), MATH(hypot),
+    {"memcpy", (Function)call_memcpy},
+    {"memmove", (Function)call_memmove},
+    {"memset", (Function)call_memset},
+    MATH_FUNCTIONS(ROW)
 };
 
 smelt_status

@@ -4,10 +4,11 @@
 
 #include "executor/code_image.h"
 #include "executor/error.h"
+#include "executor/platform/platform.h"
 #include "executor/records.h"
 
 /* void kernel(void **buffers, int64_t threads, void *workspace) */
-typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);
+typedef void (GENERATED_CODE *Kernel)(void **buffers, int64_t threads, void *workspace);
 
 /* A CODE section that keeps to the rules, and once it is loaded, where it is in memory. */
 typedef struct {

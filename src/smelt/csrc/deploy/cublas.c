@@ -3,10 +3,10 @@
    float32 is summed in float32 and never rounded to TF32, narrower floats in float32 as well, and parts of a sum are added
    in that dtype. The library has matrices column by column: where rows of a result are contiguous, the transposed product
    is computed. */
-#define _GNU_SOURCE
 #include "deploy/cublas.h"
 
-#include <dlfcn.h>
+#include "executor/platform/platform.h"
+
 #include <string.h>
 
 /* Numbers of the library's manual. */
@@ -25,7 +25,7 @@ static bool
 find_functions(Cublas *cublas)
 {
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = dlsym(cublas->library, functions[i].name);
+        void *function = smelt_library_function(cublas->library, functions[i].name);
         if (function == NULL) {
             return false;
         }
@@ -38,11 +38,11 @@ find_functions(Cublas *cublas)
 void
 smelt_cublas_open(Cublas *cublas)
 {
-    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"};
+    static const char *const names[] = {CUBLAS_NAMES};
     enum { COUNT = sizeof names / sizeof *names };
     *cublas = (Cublas){.library = NULL};
     for (int i = 0; i < 2 * COUNT && cublas->library == NULL; i++) {
-        cublas->library = dlopen(names[i % COUNT], RTLD_NOW | RTLD_LOCAL | (i < COUNT ? RTLD_NOLOAD : 0));
+        cublas->library = smelt_library_open(names[i % COUNT], i < COUNT);
     }
     if (cublas->library && (!find_functions(cublas) || cublas->create(&cublas->handle))) {
         cublas->handle = NULL;
@@ -57,7 +57,7 @@ smelt_cublas_close(Cublas *cublas)
         cublas->destroy(cublas->handle);
     }
     if (cublas->library) {
-        dlclose(cublas->library);
+        smelt_library_close(cublas->library);
     }
     *cublas = (Cublas){.library = NULL};
 }

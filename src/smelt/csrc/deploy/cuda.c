@@ -5,7 +5,8 @@
    returns. */
 #include "deploy/cuda.h"
 
-#include <dlfcn.h>
+#include "executor/platform/platform.h"
+
 #include <stdio.h>
 
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* questions */
@@ -46,7 +47,7 @@ smelt_status
 smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 {
     *cuda = (Cuda){.weights = 0};
-    const char *problem = smelt_cuda_open_driver(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
+    const char *problem = smelt_cuda_open_driver(&cuda->driver, CUDA_DRIVER_NAME, CUDA_MEMORY);
     const char *text = cuda->driver.library ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s";
     const smelt_status status = problem ? smelt_fail(error, SMELT_ERROR_TARGET, text, problem)
                                         : find_device(cuda, number, error);
@@ -130,7 +131,7 @@ smelt_cuda_close(Cuda *cuda)
         cuda->driver.release_context(cuda->device);
     }
     if (cuda->driver.library) {
-        dlclose(cuda->driver.library);
+        smelt_library_close(cuda->driver.library);
     }
     *cuda = (Cuda){.weights = 0};
 }

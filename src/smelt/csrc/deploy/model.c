@@ -3,6 +3,7 @@
 #include "deploy/model.h"
 
 #include "executor/check.h"
+#include "executor/platform/platform.h"
 #include "executor/run/blocks.h"
 #include "deploy/processor.h"
 #include "deploy/opening/trust.h"
@@ -20,7 +21,7 @@ static void *
 allocate_default(void *context, size_t size, size_t alignment)
 {
     (void)context;
-    return size > SIZE_MAX - alignment ? NULL : aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    return size > SIZE_MAX - alignment ? NULL : smelt_aligned_new(size, alignment);
 }
 
 static void
@@ -28,7 +29,7 @@ release_default(void *context, void *memory, size_t size)
 {
     (void)context;
     (void)size;
-    free(memory);
+    smelt_aligned_free(memory);
 }
 
 bool

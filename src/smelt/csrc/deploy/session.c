@@ -1,13 +1,11 @@
 /* Creates sessions, takes inputs and returns outputs. executor/run runs the model. */
-#define _GNU_SOURCE
 #include "deploy/session_parts.h"
 
+#include "executor/platform/platform.h"
 #include "executor/run/run.h"
 #include "deploy/memory.h"
 
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* --- making and freeing -------------------------------------------------------------------------------------- */
 
@@ -34,10 +32,9 @@ map_state(smelt_session *session)
         }
         return session->state != NULL;
     }
-    const int64_t page = sysconf(_SC_PAGESIZE), before = section->offset % page;
-    char *map = mmap(NULL, (size_t)(before + section->bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE, file->descriptor,
-                     (off_t)(section->offset - before));
-    if (map == MAP_FAILED) {
+    const int64_t before = section->offset % (int64_t)smelt_map_granularity();
+    char *map = smelt_map_new(file->descriptor, section->offset - before, (size_t)(before + section->bytes), true);
+    if (map == NULL) {
         return false;
     }
     session->state_map = map;
@@ -95,6 +92,7 @@ launch_kernel(Run *run, const VariantRecord *variant, const Plan *plan, const La
 {
     (void)variant, (void)plan, (void)error;
     const Code *code = &((const EntryRun *)run)->entry->code;
+    smelt_commit_stack();
     code_kernel(code, launch->kernel)(run->buffers, run->threads, run->workspace.memory);
     return SMELT_OK;
 }
@@ -227,7 +225,7 @@ drop_parts(smelt_session *session)
     }
     smelt_release(&session->allocator, session->runs, model->entry_count, sizeof *session->runs);
     if (session->state_mapped) {
-        munmap(session->state_map, session->state_mapped);
+        smelt_map_free(session->state_map, session->state_mapped);
     }
     else if (session->state && session->state != session->empty) {
         memory->release(memory->context, session->state, (size_t)model->file.state->bytes);

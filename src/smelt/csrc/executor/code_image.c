@@ -1,11 +1,9 @@
 /* Maps machine code: written first, then executable and read-only, never both. */
-#define _GNU_SOURCE
 #include "executor/code_image.h"
 
-#include <errno.h>
+#include "executor/platform/platform.h"
+
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 static smelt_status
 fill_slots(char *memory, int64_t bytes, const SlotRecord *slots, int64_t count, smelt_find_outside find,
@@ -32,22 +30,22 @@ smelt_status
 smelt_code_image_load(CodeImage *image, const void *code, size_t bytes, const SlotRecord *slots, int64_t count,
                       smelt_find_outside find, const void *context, smelt_error *error)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (bytes / page + 1) * page; /* never none */
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    const size_t page = smelt_page_bytes(), size = (bytes / page + 1) * page; /* never none */
+    char *memory = smelt_code_pages_new(size);
+    if (memory == NULL) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for %zu bytes of code", bytes);
     }
     memcpy(memory, code, bytes);
     *image = (CodeImage){memory, size};
     smelt_status status = fill_slots(memory, (int64_t)bytes, slots, count, find, context, error);
-    if (!status && mprotect(memory, size, PROT_READ | PROT_EXEC) < 0) {
-        status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s", strerror(errno));
+    if (!status && !smelt_code_pages_seal(memory, size)) {
+        status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s",
+                            smelt_system_problem().text);
     }
     if (status) {
         smelt_code_image_unmap(image);
         return status;
     }
-    __builtin___clear_cache(memory, memory + size);
     return SMELT_OK;
 }
 
@@ -55,7 +53,7 @@ void
 smelt_code_image_unmap(CodeImage *image)
 {
     if (image->memory) {
-        munmap(image->memory, image->size);
+        smelt_code_pages_free(image->memory, image->size);
     }
     *image = (CodeImage){NULL, 0};
 }

@@ -1,8 +1,8 @@
 /* Opens the driver, loads code and launches grids. */
-#define _GNU_SOURCE
 #include "executor/cuda_driver.h"
 
-#include <dlfcn.h>
+#include "executor/platform/platform.h"
+
 #include <string.h>
 #include <unistd.h>
 
@@ -20,13 +20,12 @@ static const struct {
 const char *
 smelt_cuda_open_driver(CudaDriver *driver, const char *path, unsigned needed_by)
 {
-    *driver = (CudaDriver){.library = dlopen(path, RTLD_NOW | RTLD_LOCAL), .process = getpid()};
+    *driver = (CudaDriver){.library = smelt_library_open(path, false), .process = getpid()};
     if (driver->library == NULL) {
-        const char *reason = dlerror();
-        return reason ? reason : path;
+        return smelt_library_problem(path);
     }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = dlsym(driver->library, functions[i].name);
+        void *function = smelt_library_function(driver->library, functions[i].name);
         if (function == NULL && functions[i].needed_by & needed_by) {
             return functions[i].name;
         }

@@ -33,11 +33,12 @@ run_chunk(void *data, int64_t number)
     const Task *task = data;
     const uint64_t chunk = (uint64_t)number, first = chunk * task->extent / task->chunks;
     const uint64_t last = (chunk + 1) * task->extent / task->chunks;
+    smelt_commit_stack();
     char *workspace = task->workspace + chunk * task->chunk_bytes;
     task->part(task->buffers, workspace, (int64_t)first, (int64_t)last, chunk + 1 == task->chunks);
 }
 
-int64_t
+GENERATED_CODE int64_t
 smelt_parallel_for(smelt_part part, void *buffers, char *workspace, int64_t threads, int64_t most, int64_t extent,
                    int64_t chunk_bytes)
 {

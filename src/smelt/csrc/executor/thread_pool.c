@@ -3,12 +3,11 @@
    Chunk i is for thread i, so that a thread finds its earlier writes in its cache; a thread that is done takes chunks
    that nobody has begun. Workers spin for a while before they sleep, because kernels follow each other within
    microseconds. */
-#define _GNU_SOURCE
 #include "executor/thread_pool.h"
 
+#include "executor/platform/platform.h"
+
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
@@ -67,14 +66,8 @@ smelt_threads_end(Threads *before)
 int
 smelt_processor_count(void)
 {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) {
-        return CPU_COUNT(&set) < MOST_THREADS ? CPU_COUNT(&set) : MOST_THREADS;
-    }
-#endif
-    const long count = sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : count < MOST_THREADS ? (int)count : MOST_THREADS;
+    const int64_t count = smelt_system_processors();
+    return count < MOST_THREADS ? (int)count : MOST_THREADS;
 }
 
 /* --- the pool ---------------------------------------------------------------------------------------------- */
@@ -165,7 +158,7 @@ stop_workers(Pool *pool)
     pool->allocator.release(pool->allocator.context, pool, pool->bytes);
 }
 
-/* NULL: there are no threads to be had. Signals are for the program's own threads. */
+/* NULL: there are no threads to be had. */
 static Pool *
 start(const smelt_allocator *allocator, int64_t threads)
 {
@@ -181,18 +174,14 @@ start(const smelt_allocator *allocator, int64_t threads)
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     pool->owner = getpid();
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->workers < threads - 1) {
         struct Worker *worker = &pool->all[pool->workers];
         *worker = (struct Worker){.pool = pool, .number = pool->workers + 1};
-        if (pthread_create(&worker->thread, NULL, work, worker)) {
+        if (!smelt_thread_start(&worker->thread, work, worker)) {
             break;
         }
         pool->workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (pool->workers == 0) {
         stop_workers(pool);
         return NULL;

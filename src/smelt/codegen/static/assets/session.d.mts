@@ -10,7 +10,7 @@ export interface Tensor<A extends Elements = Elements> {
   dtype: string;
   value?: number | bigint | boolean;
 }
-export declare class Session {
+export interface Session {
   /** Run the model. An error leaves the state as it was. */
   run(inputs: Inputs): Outputs;
   /** Copies of what the model keeps from run to run. */
@@ -20,5 +20,9 @@ export declare class Session {
   /** Go back to the state that was exported. */
   reset(): void;
 }
-/** `source`: the module, an address of it or its bytes; `memoryBytes`: memory for the first run, which grows. */
-export declare function load(source?: URL | string | BufferSource, memoryBytes?: number): Promise<Session>;
+/** `source`: the address of the .wasm file (in node its path, too), its bytes, or the module compiled; `memoryBytes`:
+ * memory for the first run, which grows. */
+export declare function load(
+  source: URL | string | BufferSource | WebAssembly.Module,
+  memoryBytes?: number,
+): Promise<Session>;

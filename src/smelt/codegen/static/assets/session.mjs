@@ -1,18 +1,34 @@
-const widthOf = (dtype) => (dtype.startsWith("complex") ? 2 : 1);
-const dtypes = new Map(model.dtypes.map(([dtype, array]) => [dtype, { array, width: widthOf(dtype) }]));
+// Runs WebAssembly models of smelt. A section of the module, `smelt`, describes its inputs, outputs and state.
+
+// The dtypes, by number, and the array of each. JavaScript has no array for some: those are given as their bits.
+const arrays = {
+  bool: "Uint8Array", uint8: "Uint8Array", int8: "Int8Array", int16: "Int16Array", int32: "Int32Array",
+  int64: "BigInt64Array", float16: "Uint16Array", bfloat16: "Uint16Array", float32: "Float32Array",
+  float64: "Float64Array", complex64: "Float32Array", complex128: "Float64Array", uint16: "Uint16Array",
+  uint32: "Uint32Array", uint64: "BigUint64Array", float8_e4m3fn: "Uint8Array", float8_e5m2: "Uint8Array",
+};
+const names = Object.keys(arrays);
+const dtypes = new Map(names.map((dtype) => [dtype, { array: arrays[dtype], width: dtype.startsWith("complex") ? 2 : 1 }]));
 const align = (n) => Math.ceil(n / 64) * 64;
 const product = (sizes) => sizes.reduce((a, b) => a * b, 1);
-const stride = 24 + 8 * model.rank;
 
-export async function load(source = new URL(`${model.name}.wasm`, import.meta.url), memoryBytes = 1 << 24) {
+export async function load(source, memoryBytes = 1 << 24) {
   const bytes = source instanceof URL || typeof source === "string" ? await read(source) : source;
+  const module = bytes instanceof WebAssembly.Module ? bytes : await WebAssembly.compile(bytes);
+  const [description] = WebAssembly.Module.customSections(module, "smelt");
+  if (description === undefined) throw new Error("this module is no model: save_static of smelt 0.1 or later writes models");
   const pow = (a, b) => (a === 1 || (a === -1 && Math.abs(b) === Infinity) ? 1 : a ** b); // as in C
-  const { instance } = await WebAssembly.instantiate(bytes, { env: { pow } });
-  return new Session(instance.exports, memoryBytes);
+  const instance = await WebAssembly.instantiate(module, { env: { pow } });
+  return new Session(JSON.parse(new TextDecoder().decode(description)), instance.exports, memoryBytes);
 }
 
 async function read(source) {
-  if (String(source).startsWith("file:")) return (await import("node:fs/promises")).readFile(source);
+  const inNode = globalThis.process?.versions?.node !== undefined;
+  const isPath = inNode && typeof source === "string" && !/^[a-z][a-z+.-]+:/i.test(source); // else it is an address
+  if (isPath || String(source).startsWith("file:")) {
+    const { readFile } = await import("node:fs/promises");
+    return readFile(isPath ? source : new URL(source));
+  }
   const answer = await fetch(source);
   if (!answer.ok) throw new Error(`cannot load ${source}: ${answer.status} ${answer.statusText}`);
   return answer.arrayBuffer();
@@ -96,19 +112,21 @@ function elements({ shape, strides }, visit) {
 }
 
 class Session {
-  constructor(wasm, memoryBytes) {
+  constructor(model, wasm, memoryBytes) {
+    this.model = model;
     this.wasm = wasm;
+    this.stride = 24 + 8 * model.rank; // bytes of a tensor's description
     this.session = align(wasm.__heap_base.value);
     this.stateAt = this.session + 64;
     this.tensors = this.stateAt + align(model.stateBytes);
-    this.data = this.tensors + align((model.inputs.length + model.outputs.length) * stride);
+    this.data = this.tensors + align((model.inputs.length + model.outputs.length) * this.stride);
     this.memoryBytes = memoryBytes;
     this.reserve(this.data + memoryBytes);
     this.reset();
   }
 
   reset() {
-    this.wasm[`${model.name}_init`](this.session, this.stateAt, this.data, BigInt(this.memoryBytes));
+    this.wasm[`${this.model.name}_init`](this.session, this.stateAt, this.data, BigInt(this.memoryBytes));
   }
 
   reserve(end) {
@@ -122,9 +140,9 @@ class Session {
   }
 
   run(given) {
-    named(given, model.inputs.map(({ name }) => name), "input");
+    named(given, this.model.inputs.map(({ name }) => name), "input");
     let place = this.data;
-    const inputs = model.inputs.map((each) => {
+    const inputs = this.model.inputs.map((each) => {
       const value = given[each.name];
       if (value === undefined || value === null) {
         if (!each.optional) throw new Error(`input ${each.name} is missing`);
@@ -134,18 +152,18 @@ class Session {
       place = align(place + Math.max(1, found.data.byteLength));
       return found;
     });
-    const first = this.tensors + inputs.length * stride;
+    const first = this.tensors + inputs.length * this.stride;
     for (let bytes = this.memoryBytes; ; ) {
       this.reserve(place + bytes);
       this.memoryBytes = bytes;
       const view = new DataView(this.wasm.memory.buffer);
       view.setUint32(this.session + 4, place, true);
       view.setBigInt64(this.session + 8, BigInt(bytes), true);
-      inputs.forEach((input, i) => this.put(view, this.tensors + i * stride, input));
-      model.outputs.forEach((_, i) => view.setUint32(first + i * stride, 0, true));
-      const code = this.wasm[`${model.name}_run`](this.session, this.tensors, first);
+      inputs.forEach((input, i) => this.put(view, this.tensors + i * this.stride, input));
+      this.model.outputs.forEach((_, i) => view.setUint32(first + i * this.stride, 0, true));
+      const code = this.wasm[`${this.model.name}_run`](this.session, this.tensors, first);
       if (code === 0) return this.results(first);
-      if (code !== model.noMemory) throw new Error(this.message(code, inputs));
+      if (code !== this.model.noMemory) throw new Error(this.message(code, inputs));
       bytes = Math.max(2 * bytes, Number(view.getBigInt64(this.session + 16, true))); // state is as it was
     }
   }
@@ -160,10 +178,10 @@ class Session {
   }
 
   message(code, inputs) {
-    if (code !== model.wrongSize) return model.errors[code] ?? `${model.name}_run returned ${code}`;
+    if (code !== this.model.wrongSize) return this.model.errors[code] ?? `${this.model.name}_run returned ${code}`;
     const view = new DataView(this.wasm.memory.buffer);
     const place = view.getInt32(this.session + 24, true), dimension = view.getInt32(this.session + 28, true);
-    const { name, dims } = model.inputs[place], size = inputs[place].shape[dimension];
+    const { name, dims } = this.model.inputs[place], size = inputs[place].shape[dimension];
     if (dimension < 0 || dimension >= dims.length) return `input ${name} is too large`;
     const [low, high, called] = dims[dimension];
     const head = `input ${name}: dimension ${dimension}${called ? ` ${called}` : ""} is ${size}`;
@@ -173,14 +191,14 @@ class Session {
 
   results(first) {
     const view = new DataView(this.wasm.memory.buffer);
-    return Object.fromEntries(model.outputs.map((name, i) => {
-      const at = first + i * stride, data = view.getUint32(at, true), number = view.getInt32(at + 20, true);
+    return Object.fromEntries(this.model.outputs.map((name, i) => {
+      const at = first + i * this.stride, data = view.getUint32(at, true), number = view.getInt32(at + 20, true);
       if (number < 0) return [name, null];
-      const [dtype, array] = model.dtypes[number];
+      const dtype = names[number];
       const copy = view.buffer.slice(data, data + Number(view.getBigInt64(at + 8, true)));
       const length = view.getInt32(at + 16, true);
       const shape = Array.from({ length }, (_, d) => Number(view.getBigInt64(at + 24 + 8 * d, true)));
-      return [name, withValue({ data: new globalThis[array](copy), shape, dtype })];
+      return [name, withValue({ data: new globalThis[arrays[dtype]](copy), shape, dtype })];
     }));
   }
 
@@ -192,7 +210,7 @@ class Session {
   }
 
   state() {
-    return Object.fromEntries(model.state.map((each) => {
+    return Object.fromEntries(this.model.state.map((each) => {
       const { array, width } = dtypes.get(each.dtype), own = this.stateElements(each);
       const data = new globalThis[array](width * product(each.shape));
       elements(each, (place, number) => {
@@ -203,8 +221,8 @@ class Session {
   }
 
   loadState(given) {
-    named(given, model.state.map(({ name }) => name), "state");
-    const taken = model.state.filter(({ name }) => name in given).map((each) => {
+    named(given, this.model.state.map(({ name }) => name), "state");
+    const taken = this.model.state.filter(({ name }) => name in given).map((each) => {
       const found = tensor(`state ${each.name}`, each, given[each.name], each.shape.length);
       if (found.shape.some((size, d) => size !== each.shape[d])) {
         throw new Error(`state ${each.name} has the shape [${each.shape}], not [${found.shape}]`);

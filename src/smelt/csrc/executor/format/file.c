@@ -1,48 +1,34 @@
 /* Files of sections, artifacts and those of the disk cache: maps one, checks its header and directory, and verifies the
    checksums of its sections.
 
-   A copy with another STATE section is written to a temporary file and renamed, so that nobody ever sees half of it. */
-#define _GNU_SOURCE
+   A copy with another STATE section replaces a file as a whole, so that nobody ever sees half of it. */
 #include "executor/format/file.h"
 
 #include "executor/format/checksum.h"
 #include "executor/format/signature.h"
+#include "executor/platform/platform.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 smelt_status
 smelt_file_open(File *file, const char *path, smelt_error *error)
 {
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a pipe would wait for its writer */
-    struct stat status;
-    if (descriptor < 0 || fstat(descriptor, &status) < 0) {
-        const int why = errno;
-        if (descriptor >= 0) {
-            close(descriptor);
-        }
-        return smelt_fail(error, SMELT_ERROR_IO, "%s: %s", path, strerror(why));
+    int64_t bytes;
+    const int descriptor = smelt_file_descriptor(path, &bytes);
+    if (descriptor < 0) {
+        return smelt_fail(error, SMELT_ERROR_IO, "%s: %s", path, smelt_system_problem().text);
     }
-    if (!S_ISREG(status.st_mode) || status.st_size < (off_t)sizeof(FileHeader)) {
-        close(descriptor);
+    if (bytes < (int64_t)sizeof(FileHeader)) {
+        smelt_descriptor_close(descriptor);
         return smelt_fail(error, SMELT_ERROR_FILE, "%s is too short to be an artifact, or no file", path);
     }
-    void *data = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (data == MAP_FAILED) {
-        const int why = errno;
-        close(descriptor);
-        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be mapped: %s", path, strerror(why));
+    void *data = smelt_map_new(descriptor, 0, (size_t)bytes, false);
+    if (data == NULL) {
+        const SystemProblem problem = smelt_system_problem();
+        smelt_descriptor_close(descriptor);
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be mapped: %s", path, problem.text);
     }
-    *file = (File){.data = data, .size = (size_t)status.st_size, .descriptor = descriptor,
-                   .mapped = (size_t)status.st_size};
+    *file = (File){.data = data, .size = (size_t)bytes, .descriptor = descriptor, .mapped = (size_t)bytes};
     return SMELT_OK;
 }
 
@@ -50,25 +36,14 @@ void
 smelt_file_close(File *file)
 {
     if (file->mapped) {
-        munmap((void *)file->data, file->mapped);
+        smelt_map_free((void *)file->data, file->mapped);
+    }
+    if (file->copied) {
+        smelt_code_pages_free((char *)file->data, file->copied);
     }
     if (file->descriptor >= 0) {
-        close(file->descriptor);
+        smelt_descriptor_close(file->descriptor);
     }
-}
-
-static bool
-read_all(int descriptor, char *data, size_t size)
-{
-    for (size_t end = 0; end < size;) {
-        const ssize_t count = pread(descriptor, data + end, size - end, (off_t)end);
-        if (count <= 0 && !(count < 0 && errno == EINTR)) {
-            errno = count ? errno : EIO; /* it has become shorter */
-            return false;
-        }
-        end += count < 0 ? 0 : (size_t)count;
-    }
-    return true;
 }
 
 smelt_status
@@ -77,17 +52,13 @@ smelt_file_make_private(File *file, smelt_error *error)
     if (file->descriptor < 0) {
         return SMELT_OK;
     }
-    char *copy = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED) {
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a copy of the file, %zu bytes", file->size);
-    }
-    if (!read_all(file->descriptor, copy, file->size) || mprotect(copy, file->size, PROT_READ) < 0) {
-        const int why = errno;
-        munmap(copy, file->size);
-        return smelt_fail(error, SMELT_ERROR_IO, "the file cannot be read: %s", strerror(why));
+    char *copy = smelt_file_copy_new(file->descriptor, file->size);
+    if (copy == NULL) {
+        const SystemProblem problem = smelt_system_problem();
+        return smelt_fail(error, SMELT_ERROR_IO, "the file cannot be copied, %zu bytes: %s", file->size, problem.text);
     }
     smelt_file_close(file);
-    *file = (File){.data = copy, .size = file->size, .descriptor = -1, .mapped = file->size};
+    *file = (File){.data = copy, .size = file->size, .descriptor = -1, .copied = file->size};
     return SMELT_OK;
 }
 
@@ -260,10 +231,10 @@ count_entries(const File *file)
 static void
 forget_pages(const File *file, const FileSection *section)
 {
-    const int64_t page = sysconf(_SC_PAGESIZE), begin = (section->offset + page - 1) / page * page;
+    const int64_t page = (int64_t)smelt_page_bytes(), begin = (section->offset + page - 1) / page * page;
     const int64_t end = (section->offset + section->bytes) / page * page;
     if (file->descriptor >= 0 && begin < end) {
-        (void)madvise((char *)file->data + begin, (size_t)(end - begin), MADV_DONTNEED); /* it is only a saving */
+        smelt_map_forget((char *)file->data + begin, (size_t)(end - begin));
     }
 }
 
@@ -298,27 +269,17 @@ smelt_file_check(File *file, bool trusted, smelt_error *error)
 
 /* --- saving ------------------------------------------------------------------------------------------------ */
 
-static bool
-write_all(int descriptor, const char *data, size_t size)
-{
-    while (size) {
-        const ssize_t written = write(descriptor, data, size);
-        if (written < 0 && errno == EINTR) {
-            continue;
-        }
-        if (written <= 0) {
-            return false;
-        }
-        data += written;
-        size -= (size_t)written;
-    }
-    return true;
-}
+typedef struct {
+    const File *file;
+    const void *state;
+} Copy;
 
 /* Header and directory anew, then what is between them and STATE, which is the last section. */
 static bool
-write_copy(const File *file, int descriptor, const void *state)
+write_copy(int descriptor, const void *context)
 {
+    const File *file = ((const Copy *)context)->file;
+    const void *state = ((const Copy *)context)->state;
     FileSection sections[MOST_SECTIONS];
     FileHeader header = *file->header;
     const size_t directory = (size_t)header.sections * sizeof *sections, head = sizeof header + directory;
@@ -326,83 +287,18 @@ write_copy(const File *file, int descriptor, const void *state)
     FileSection *last = &sections[header.sections - 1];
     last->checksum = (int64_t)smelt_checksum(state, (size_t)last->bytes);
     header.checksum = (int64_t)head_checksum(&header, sections);
-    return write_all(descriptor, (const char *)&header, sizeof header)
-           && write_all(descriptor, (const char *)sections, directory)
-           && write_all(descriptor, file->data + head, (size_t)last->offset - head)
-           && write_all(descriptor, state, (size_t)last->bytes) && fsync(descriptor) == 0;
+    return smelt_descriptor_write(descriptor, (const char *)&header, sizeof header)
+           && smelt_descriptor_write(descriptor, (const char *)sections, directory)
+           && smelt_descriptor_write(descriptor, file->data + head, (size_t)last->offset - head)
+           && smelt_descriptor_write(descriptor, state, (size_t)last->bytes);
 }
 
-/* A file that is being written, in the folder of the file that it replaces. Until it is complete it has no name, so a process
-   that is killed leaves nothing behind. On a file system that cannot do this, it is named `path` from the beginning. `path`
-   is unique, and short enough for any folder whose name is not too long itself. */
-typedef struct {
-    int descriptor;
-    bool is_named;
-    char path[PATH_MAX + 32];
-} Unfinished;
-
-static bool
-open_unfinished(const char *target, Unfinished *unfinished)
-{
-    char folder[PATH_MAX];
-    uint64_t number;
-    if (getrandom(&number, sizeof number, 0) != sizeof number) {
-        return false;
-    }
-    snprintf(folder, sizeof folder, "%s", target);
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL) {
-        memcpy(folder, ".", sizeof ".");
-    }
-    else {
-        slash[slash == folder] = '\0';
-    }
-    snprintf(unfinished->path, sizeof unfinished->path, "%s/.%016llx", folder, (unsigned long long)number);
-    unfinished->descriptor = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    unfinished->is_named = unfinished->descriptor < 0;
-    if (unfinished->is_named) {
-        unfinished->descriptor = open(unfinished->path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-    }
-    return unfinished->descriptor >= 0;
-}
-
-/* The file takes the place of `target`. */
-static bool
-finish(const Unfinished *unfinished, const char *target)
-{
-    char link[64];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", unfinished->descriptor);
-    return (unfinished->is_named || linkat(AT_FDCWD, link, AT_FDCWD, unfinished->path, AT_SYMLINK_FOLLOW) == 0)
-           && rename(unfinished->path, target) == 0;
-}
-
-/* The file that a symbolic link leads to is replaced, not the link; a file that is replaced keeps its mode. What is no file,
-   such as /dev/null, is not replaced. */
 smelt_status
 smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error)
 {
-    char target[PATH_MAX];
-    Unfinished unfinished;
-    struct stat before;
-    if (realpath(path, target) == NULL && snprintf(target, sizeof target, "%s", path) >= (int)sizeof target) {
-        return smelt_fail(error, SMELT_ERROR_IO, "the path is too long");
-    }
-    const bool replaces = lstat(target, &before) == 0;
-    if (replaces && !S_ISREG(before.st_mode)) {
-        const char *why = S_ISLNK(before.st_mode) ? "it is a link that leads nowhere" : "it is no file";
-        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, why);
-    }
-    if (!open_unfinished(target, &unfinished)) {
-        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(errno));
-    }
-    const bool done = write_copy(file, unfinished.descriptor, state)
-                      && (!replaces || fchmod(unfinished.descriptor, before.st_mode & 07777) == 0)
-                      && finish(&unfinished, target);
-    const int why = errno;
-    close(unfinished.descriptor); /* it is on the disk: write_copy has waited for it */
-    if (!done) {
-        unlink(unfinished.path);
-        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(why));
-    }
-    return SMELT_OK;
+    const Copy copy = {file, state};
+    SystemProblem problem;
+    return smelt_file_replace(path, write_copy, &copy, &problem)
+               ? SMELT_OK
+               : smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, problem.text);
 }

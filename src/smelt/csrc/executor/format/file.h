@@ -11,7 +11,7 @@ typedef struct {
     const char *data;
     size_t size;
     int descriptor; /* -1: memory */
-    size_t mapped; /* so many bytes of its own, from `data` on; 0: memory of the caller's */
+    size_t mapped, copied; /* so many bytes of its own, from `data` on; neither: memory of the caller's */
     const FileHeader *header;
     const FileSection *sections;
     const FileSection *manifest, *weights, *state;

@@ -1,0 +1,10 @@
+# A library of version 0.1 serves programs that ask for 0.1 or an earlier one: see SMELT_VERSION in smelt.h.
+set(PACKAGE_VERSION 0.1.0)
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
