@@ -454,12 +454,14 @@ class GraphRecorder(Protocol):
         """Functions, and what to call them with: recorded calls keep the settings of PyTorch that they answer with. One
         that raises a RuntimeError answers with nothing."""
 
+RunnerSizes = tuple[Any, ...]  # pipeline/sizes/runner_sizes.py writes it, csrc/runner/dynamic/sizes.c reads it
+
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
 
     `table` is a flat program (`smelt.ir.table`), `objects` what it refers to: its constants first, then kernels,
     functions and whatever else is Python's. A table that is cut, or refers to what is not there, is refused with a
-    ValueError. Sizes must fit what the kernels were built for: that is not checked.
+    ValueError. Sizes must fit what the kernels were built for: that is not checked, but for programs with `sizes`.
 
     Tensors are values with numbers: the inputs, the constants, what steps make, then what the list holds that
     `acquire()` returns and that goes back by `release(list)`. A consuming program is given its inputs in a list, which
@@ -490,7 +492,9 @@ class Runner:
         fit: Callable[..., Any],
         watchers: tuple[Callable[[], object], ...],
         recorder: GraphRecorder | None = None,
+        sizes: RunnerSizes | None = None,
     ) -> None: ...
+    def fits(self, *inputs: Any) -> bool: ...  # whether the facts of `sizes` hold; else a call raises a ValueError
     @property
     def graphs(self) -> dict[str, Any]: ...
     @property

@@ -4,7 +4,7 @@ Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -32,8 +32,9 @@ from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
 from smelt.pipeline.parts import Built, CompiledParts, bind, executable_of, launcher_for
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
-from smelt.pipeline.sizes.dispatch import SizedGraph
+from smelt.pipeline.sizes.dispatch import ForAllSizes, SizedGraph
 from smelt.pipeline.sizes.open_graph import is_sized
+from smelt.pipeline.sizes.runner_sizes import Reading
 from smelt.pipeline.sizes.template import Bound, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.runtime.autograd.differentiable import Flat
@@ -85,6 +86,19 @@ class Compilation:
     def bind(self, bound: Bound, traced: Callable[[], Traced]) -> Flat:
         """Bind what was compiled in symbols. Compiles nothing, so it neither reads nor writes the cache."""
         return self.join(self._bound_parts(bound, traced, fills_tables=device_of(self.options.target) is None))
+
+    def bind_all(self, bound: Bound, readings: Sequence[Reading], eager: Flat) -> ForAllSizes | None:
+        """The same for more sizes than these, where only numbers depend on them: nothing that the caller sees does."""
+        graphs, plan = bound.tracing.graphs, bound.tracing.graphs.plan
+        is_open = isinstance(graphs, Pure) and bound.tracing.plan_filling is None
+        if not is_open or device_of(self.options.target) is not None:
+            return None
+        name, options = f"forward{bound.tracing.number}", self.options
+        bound_table = bound.run_all(graphs.traced, name, readings, _launcher, options.threads, self.arenas)
+        if bound_table is None:
+            return None
+        table, executable = bound_table
+        return ForAllSizes(table, executable.run.fits, self.join(CompiledParts(executable.run, plan, eager)))
 
     def trace(self, traced: Traced, shape_env: ShapeEnv) -> Tracing:
         """Trace a graph whose inputs have symbols for sizes."""

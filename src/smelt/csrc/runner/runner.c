@@ -7,6 +7,7 @@
    calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
 #include "gpu/replay.h"
 #include "gpu/replay_probe.h"
+#include "runner/dynamic/sizes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -147,7 +148,7 @@ begin(Run *run, PyObject *const *inputs)
         return -1;
     }
     if (counts->arena == 0) {
-        return 0;
+        return program->sizes ? program_sizes_begin(run) : 0;
     }
     run->arena = PyObject_CallNoArgs(program->acquire);
     if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != counts->arena) {
@@ -161,7 +162,7 @@ begin(Run *run, PyObject *const *inputs)
     for (int64_t i = 0; i < counts->arena; i++) {
         set_object(run, &lent[i], PyList_GET_ITEM(run->arena, i), false);
     }
-    return 0;
+    return program->sizes ? program_sizes_begin(run) : 0;
 }
 
 /* Inputs that a step will drop, in a form that can be dropped without the GIL: as another tensor of the same memory, so
@@ -312,7 +313,8 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     }
     const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
     const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
-    const size_t bytes = values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+    const size_t stack = (size_t)self->most_tensors * sizeof(uint64_t);
+    const size_t bytes = values + pointers + 2 * handles + stack + program_sizes_bytes(self->sizes, &self->table);
     _Alignas(Value) char usual[USUAL_BYTES];
     char *room = bytes <= sizeof usual ? usual : PyMem_Malloc(bytes);
     if (room == NULL) {
@@ -324,7 +326,16 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     run.handles = (Handle *)(room + values + pointers);
     run.temporary = run.handles + self->most_tensors;
     run.stack = (uint64_t *)(run.temporary + self->most_tensors);
-    PyObject *result = run_program(self, &run, args, list);
+    bool is_sized = true;
+    if (self->sizes) {
+        int64_t *numbers = (int64_t *)(void *)((char *)run.stack + stack);
+        run.numbers = numbers;
+        is_sized = program_sizes_fill(self->sizes, &self->table, args, numbers);
+    }
+    PyObject *result = is_sized ? run_program(self, &run, args, list) : NULL;
+    if (!is_sized) {
+        PyErr_SetString(PyExc_ValueError, "this program was not compiled for such sizes");
+    }
     if (room != usual) {
         PyMem_Free(room);
     }
