@@ -454,8 +454,6 @@ class GraphRecorder(Protocol):
         """Functions, and what to call them with: recorded calls keep the settings of PyTorch that they answer with. One
         that raises a RuntimeError answers with nothing."""
 
-RunnerSizes = tuple[Any, ...]  # pipeline/sizes/runner_sizes.py writes it, csrc/runner/dynamic/sizes.c reads it
-
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
 
@@ -471,8 +469,7 @@ class Runner:
     native calls of any other run. Python does what native code does not: `allocate(sizes, strides, dtype, device)`,
     `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` return tensors, `threads()` a
     number. It does all but the kernels where one of `watchers` returns something true, where `set_library` was never
-    called, and where an input is not a plain tensor or parameter. What a step raises says by its attribute
-    `smelt_step` which one did.
+    called, and where an input is not a plain tensor or parameter. `smelt_step` of what is raised says which step did.
 
     With a `recorder`, a program on a GPU whose calls repeat becomes CUDA graphs: `graphs` says how many there are, how
     often they were launched, how many of their nodes depend on addresses, how many were patched and how long the host
@@ -492,7 +489,7 @@ class Runner:
         fit: Callable[..., Any],
         watchers: tuple[Callable[[], object], ...],
         recorder: GraphRecorder | None = None,
-        sizes: RunnerSizes | None = None,
+        sizes: tuple[Any, ...] | None = None,  # written by pipeline/sizes/runner_sizes.py
     ) -> None: ...
     def fits(self, *inputs: Any) -> bool: ...  # whether the facts of `sizes` hold; else a call raises a ValueError
     @property

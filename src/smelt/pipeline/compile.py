@@ -90,8 +90,11 @@ class Compilation:
     def bind_all(self, bound: Bound, readings: Sequence[Reading], eager: Flat) -> ForAllSizes | None:
         """The same for more sizes than these, where only numbers depend on them: nothing that the caller sees does."""
         graphs, plan = bound.tracing.graphs, bound.tracing.graphs.plan
-        is_open = isinstance(graphs, Pure) and bound.tracing.plan_filling is None
-        if not is_open or device_of(self.options.target) is not None:
+        if (
+            not isinstance(graphs, Pure)
+            or bound.tracing.plan_filling is not None
+            or device_of(self.options.target) is not None
+        ):
             return None
         name, options = f"forward{bound.tracing.number}", self.options
         bound_table = bound.run_all(graphs.traced, name, readings, _launcher, options.threads, self.arenas)

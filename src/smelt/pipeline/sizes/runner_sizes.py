@@ -7,14 +7,11 @@ A cache that grows has another length at every token: nothing is bound then, and
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from smelt.ir.table.records import SECTIONS, TableHeader
 from smelt.symbolic.expressions import SMALLEST, Atom, Expression, SizeGuard, Symbol
 from smelt.symbolic.postfix import encode, guard_code, size_code
-
-if TYPE_CHECKING:
-    from smelt._native import RunnerSizes
 
 
 class Reading(NamedTuple):
@@ -40,7 +37,7 @@ def section(words: Sequence[int], name: str) -> Section:
 
 
 class SizesWriter:
-    """Writes `RunnerSizes` for one table."""
+    """Writes the `sizes` of a runner for one table."""
 
     def __init__(self, words: Sequence[int], readings: Sequence[Reading]) -> None:
         self._readings = readings
@@ -75,7 +72,7 @@ class SizesWriter:
         for place, size in enumerate(sizes, first):
             self._places.setdefault(size, []).append(place)
 
-    def complete(self, views: Sequence[int]) -> "RunnerSizes":
+    def complete(self, views: Sequence[int]) -> tuple[Any, ...]:
         """What a runner is given: readings of symbols (input, is a stride, dimension), facts, numbers (code, places),
         constants (value, first number), `views`, which are values in the arena whose layouts have holes, and how many
         numbers are behind those of the table."""

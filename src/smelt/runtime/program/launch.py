@@ -59,7 +59,7 @@ class Executable:
         arenas: Arenas,
         cuda_graphs: str,
         acquire: Callable[[], list[torch.Tensor]] | None = None,
-        sizes: "_native.RunnerSizes | None" = None,
+        sizes: tuple[Any, ...] | None = None,
     ) -> "Executable":
         """A program that was flattened before. `acquire` acquires its arena, if the table need not be asked. `sizes`:
         what differs between calls."""
@@ -77,7 +77,7 @@ class Executable:
         arenas: Arenas,
         cuda_graphs: str,
         acquire: Callable[[], list[torch.Tensor]] | None = None,
-        sizes: "_native.RunnerSizes | None" = None,
+        sizes: tuple[Any, ...] | None = None,
     ) -> None:
         self.flat = flat
         self.program = program  # None if the table came without it
