@@ -11,6 +11,8 @@
 # make test-ops-second  the same for derivatives of second order
 # make test-ops-llvm    the same through generated code: twice eager's error and four ulp, element by element
 # make test-models  62 Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
+# make test-generate  `generate` of 26 Hugging Face models in 16 modes, against eager: tokens and graphs; an hour
+#              (ARGS="--models llama t5 --modes greedy static" to choose)
 # make test-frameworks  the pages on Trainer, accelerate, TRL, Lightning, diffusers, torchrl, DDP and FSDP2, with those packages
 # make test-optim  every optimizer with every combination of its flags, whole steps against eager: a quarter of an hour
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
@@ -64,7 +66,7 @@ ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd 
 # Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel packages static-core lint docs bench clean
+.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-generate test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel packages static-core lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -114,6 +116,9 @@ test-ops-llvm: $(VENV)/dev
 
 test-models: $(VENV)/dev
 	@$(PY) -m pytest -q -m 'slow or not slow' tests/models $(ARGS)
+
+test-generate: $(VENV)/dev
+	@$(PY) -m benchmarks.generate --without-rates $(ARGS)
 
 test-frameworks: $(VENV)/frameworks
 	@$(PY) -m pytest -q -rs tests/docs/test_pages.py -k frameworks $(ARGS)

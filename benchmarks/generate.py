@@ -3,153 +3,25 @@
     python -m benchmarks.generate [--models gpt2 llama …] [--modes greedy static …] [--tokens 24] [--wrap forward]
 
 Each model is small and has random float32 weights. Each mode generates from prompts of different lengths, then from the
-first again. One line per model and mode: whether the tokens equal eager's, graphs compiled in each call, processor
-seconds of the first call, tokens per second of eager and of smelt when the lengths repeat, and what else was counted.
-The last lines list models and modes with other tokens, with graph breaks and with more than three graphs.
-`--without-rates` skips the tokens per second.
+first again. One line per model and mode: whether the tokens equal eager's, graphs compiled in each call (those of an
+assistant in parentheses), processor seconds of the first call, tokens per second of eager and of smelt when the lengths
+repeat, and what else was counted. At the end a table of models by modes and what went wrong: other tokens, graph breaks
+(either makes the exit status 1), more than three graphs for one prompt. `--without-rates` skips the tokens per second.
 """
 
 import argparse
+import functools
 import itertools
+import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import smelt
-
-Settings = dict[str, Any]
-VOCABULARY = 200
-IMAGE_TOKEN = 199
-SMALL: Settings = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TEXT: Settings = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 128,
-}  # fmt: skip
-GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
-EXPERTS = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-BOTH_WAYS: Settings = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
-    "decoder_start_token_id": 1, "forced_eos_token_id": None,
-}  # fmt: skip
-VISION: Settings = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16,
-    "patch_size": 4,
-}  # fmt: skip
-SLIDING = {"sliding_window": 8}
-
-
-@dataclass(frozen=True)
-class Model:
-    """How to build a model, and which kind of prompt it takes."""
-
-    name: str
-    settings: Settings
-    prompt: str = "text"
-
-    def build(self) -> Any:
-        import transformers
-
-        architecture = getattr(transformers, self.name)
-        torch.manual_seed(0)
-        model = architecture(architecture.config_class(**(SMALL | self.settings))).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():  # initial weights repeat one token
-                if parameter.dim() > 1:
-                    parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
-        return model
-
-
-MODELS: dict[str, Model] = {
-    "gpt2": Model("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
-    "llama": Model("LlamaForCausalLM", GROUPED),
-    "qwen3": Model("Qwen3ForCausalLM", GROUPED),
-    "gemma3": Model("Gemma3ForCausalLM", GROUPED | SLIDING | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "mistral": Model("MistralForCausalLM", GROUPED | SLIDING),
-    "phi": Model("PhiForCausalLM", TEXT),
-    "phi3": Model("Phi3ForCausalLM", TEXT | {"num_key_value_heads": 2}),
-    "olmoe": Model("OlmoeForCausalLM", EXPERTS | {"num_experts": 4}),
-    "mixtral": Model("MixtralForCausalLM", EXPERTS | {"num_local_experts": 4}),
-    "gpt_oss": Model("GptOssForCausalLM", EXPERTS | SLIDING | {"num_local_experts": 4}),
-    "deepseek_v3": Model(
-        "DeepseekV3ForCausalLM",
-        TEXT
-        | {"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
-        | {"v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
-        | {"first_k_dense_replace": 1, "moe_intermediate_size": 16},
-    ),
-    "opt": Model(
-        "OPTForCausalLM",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
-        | {"max_position_embeddings": 128},
-    ),
-    "gptj": Model("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128}),
-    "bert": Model("BertLMHeadModel", TEXT | {"is_decoder": True}),
-    "gemma2": Model("Gemma2ForCausalLM", GROUPED | {"sliding_window": 128}),
-    "bloom": Model("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "falcon": Model("FalconForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
-    "gpt_neox": Model("GPTNeoXForCausalLM", TEXT),
-    "mamba": Model("MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "rwkv": Model(
-        "RwkvForCausalLM",
-        {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48}
-        | {"context_length": 128},
-    ),
-    "qwen3_next": Model(
-        "Qwen3NextForCausalLM",
-        EXPERTS
-        | {"num_experts": 4, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2}
-        | {"linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-        | {"layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "t5": Model(
-        "T5ForConditionalGeneration",
-        {"d_model": 32, "num_layers": 2, "d_kv": 8, "num_heads": 4, "d_ff": 48, "decoder_start_token_id": 1},
-        "encoded",
-    ),
-    "bart": Model("BartForConditionalGeneration", BOTH_WAYS, "encoded"),
-    "whisper": Model(
-        "WhisperForConditionalGeneration",
-        BOTH_WAYS
-        | {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 128}
-        | {"suppress_tokens": None, "begin_suppress_tokens": None},
-        "sound",
-    ),
-    "llava": Model(
-        "LlavaForConditionalGeneration",
-        {"text_config": GROUPED | SMALL | {"model_type": "llama"}, "image_token_index": IMAGE_TOKEN}
-        | {"vision_config": VISION | {"model_type": "clip_vision_model"}},
-        "image",
-    ),
-    "paligemma": Model(
-        "PaliGemmaForConditionalGeneration",
-        {"text_config": GROUPED | SMALL | {"model_type": "gemma"}, "image_token_id": IMAGE_TOKEN}
-        | {"vision_config": VISION | {"projection_dim": 32}, "projection_dim": 32},
-        "image",
-    ),
-}
-
-
-def prompt(kind: str, length: int, rows: int) -> Settings:
-    """The inputs of a call: `rows` prompts of `length` tokens."""
-    drawn = torch.Generator().manual_seed(length)
-    ids = torch.randint(3, 190, (rows, length), generator=drawn)
-    mask = torch.ones_like(ids)
-    if kind == "sound":
-        return {"input_features": torch.randn(rows, 8, 32, generator=drawn)}
-    if kind == "image":
-        image = torch.full((rows, 16), IMAGE_TOKEN)
-        ids, mask = torch.cat([image, ids], 1), torch.cat([torch.ones_like(image), mask], 1)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "pixel_values": torch.randn(rows, 3, 16, 16, generator=drawn),
-        }
-    return {"input_ids": ids, "attention_mask": mask}
+from benchmarks.generate_models import MODELS, Settings, prompt
 
 
 class _Stream:
@@ -181,6 +53,7 @@ MODES: dict[str, Callable[[Settings], Settings]] = {
     "sample": lambda inputs: inputs | {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
     "beams": lambda inputs: inputs | {"num_beams": 3},
     "beam_sample": lambda inputs: inputs | {"num_beams": 2, "do_sample": True},
+    "contrastive": lambda inputs: inputs | {"penalty_alpha": 0.6, "top_k": 4},
     "streamed": lambda inputs: inputs | {"streamer": _Stream()},
     "static": lambda inputs: inputs | {"cache_implementation": "static"},
     "static_padded": lambda inputs: _padded(inputs) | {"cache_implementation": "static"},
@@ -209,6 +82,24 @@ def generate(model: Any, kind: str, mode: str, tokens: int, length: int) -> tupl
     return output, time.process_time() - start
 
 
+class _Counting:
+    """A compiled forward, and the graphs that its calls compiled."""
+
+    def __init__(self, model: Any) -> None:
+        self.graphs = 0
+        compiled_forward = smelt.compile(model.forward)
+
+        @functools.wraps(model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            before = smelt.counters["graphs"]
+            try:
+                return compiled_forward(*args, **kwargs)
+            finally:
+                self.graphs += smelt.counters["graphs"] - before
+
+        model.forward = forward
+
+
 def compiled(model: Any, wrap: str) -> Any:
     if wrap == "model":
         return smelt.compile(model)
@@ -221,41 +112,88 @@ def counted() -> Settings:
 
 
 MOST_GRAPHS = 3
-FAULTS = ("other tokens", "graph breaks", f"more than {MOST_GRAPHS} graphs")
+FAULTS = ("other tokens", "graph breaks", f"more than {MOST_GRAPHS} graphs for one prompt")
 
 
-def measure(
-    name: str, mode: str, tokens: int, lengths: tuple[int, ...], wrap: str, rates: bool
-) -> tuple[str, list[str]]:
-    """One line of the table, and which of `FAULTS` it shows."""
+class Row(NamedTuple):
+    """What was measured of a model in a mode."""
+
+    is_same: bool  # whether all tokens equal eager's
+    graphs: tuple[int, ...]  # that the first prompt compiled, a longer one, and the first again
+    assistant_graphs: int  # that an assistant compiled beside them
+    counts: Settings
+    first_seconds: float
+    rates: tuple[float, ...]  # tokens per second, eager's and smelt's, if they were asked for
+
+    @property
+    def faults(self) -> list[str]:
+        shown = (not self.is_same, self.counts["graph_breaks"] > 0, self.graphs[0] > MOST_GRAPHS)
+        return [fault for fault, is_shown in zip(FAULTS, shown, strict=True) if is_shown]
+
+    @property
+    def cell(self) -> str:
+        """The graphs of the first prompt and of a longer one, and what is wrong."""
+        assistant = f" ({self.assistant_graphs})" if self.assistant_graphs else ""
+        wrong = "".join(f" {fault.upper()}" for fault in self.faults)
+        return f"{self.graphs[0]}+{sum(self.graphs[1:])}{assistant}{wrong}"
+
+
+def measure(name: str, mode: str, tokens: int, lengths: tuple[int, ...], wrap: str, rates: bool) -> Row:
+    """Generates eagerly and compiled, from prompts of these lengths, then from the first again."""
     smelt.reset()
     chosen = MODELS[name]
     eager, ours = chosen.build(), chosen.build()
     for model in (eager, ours):
         model.assistant = [chosen.build()]  # in a list: no submodule
-    expected = [generate(eager, chosen.prompt, mode, tokens, length) for length in lengths]
+    expected = [generate(eager, chosen.prompt, mode, tokens, length)[0] for length in (*lengths, lengths[0])]
+    assistant = _Counting(ours.assistant[0])
     ours = compiled(ours, wrap)
-    results, counts = [], []
-    for length in lengths:
+    results, totals = [], [0]
+    for length in (*lengths, lengths[0]):
         results.append(generate(ours, chosen.prompt, mode, tokens, length))
-        counts.append(counted())
-    again = generate(ours, chosen.prompt, mode, tokens, lengths[0])
-    same = all(torch.equal(a[0], b[0]) for a, b in zip([*expected, expected[0]], [*results, again], strict=True))
-    last = counted()
-    totals = [0, *(each["graphs"] for each in (*counts, last))]
-    graphs = "+".join(str(after - before) for before, after in itertools.pairwise(totals))
-    speed = ""
+        totals.append(smelt.counters["graphs"] - assistant.graphs)
+    counts = counted()
+    seconds = []
     if rates:
         seconds = [generate(model, chosen.prompt, mode, tokens, lengths[-1])[1] for model in (eager, ours)]
-        speed = f"tokens/s {tokens / seconds[0]:6.0f} → {tokens / seconds[1]:6.0f}  "
-    others = " ".join(f"{key}={last[key]}" for key in COUNTED[1:] if last[key])
-    verdict = "same" if same else "OTHER TOKENS"
-    shown = (not same, last["graph_breaks"] > 0, last["graphs"] > MOST_GRAPHS)
-    line = f"{name:12} {mode:16} {verdict:12} graphs {graphs:8} first {results[0][1]:6.2f} s  {speed}{others}"
-    return line, [fault for fault, is_shown in zip(FAULTS, shown, strict=True) if is_shown]
+    return Row(
+        is_same=all(torch.equal(theirs, found[0]) for theirs, found in zip(expected, results, strict=True)),
+        graphs=tuple(after - before for before, after in itertools.pairwise(totals)),
+        assistant_graphs=assistant.graphs,
+        counts=counts,
+        first_seconds=results[0][1],
+        rates=tuple(tokens / each for each in seconds),
+    )
 
 
-def main() -> None:
+def line_of(name: str, mode: str, row: Row) -> str:
+    speed = "tokens/s {:6.0f} → {:6.0f}  ".format(*row.rates) if row.rates else ""
+    others = " ".join(f"{key}={row.counts[key]}" for key in COUNTED[1:] if row.counts[key])
+    verdict = "same" if row.is_same else "OTHER TOKENS"
+    graphs = "+".join(map(str, row.graphs)) + (f" ({row.assistant_graphs})" if row.assistant_graphs else "")
+    return f"{name:12} {mode:16} {verdict:12} graphs {graphs:10} first {row.first_seconds:6.2f} s  {speed}{others}"
+
+
+def table_of(cells: dict[tuple[str, str], str]) -> str:
+    """Models by modes: graphs of the first prompt + of others (of an assistant); "-" where eager refuses the mode."""
+    names = list(dict.fromkeys(name for name, _ in cells))
+    modes = list(dict.fromkeys(mode for _, mode in cells))
+    lines = [["model", *modes], ["---"] * (len(modes) + 1)]
+    lines += [[name, *[cells.get((name, mode), "") for mode in modes]] for name in names]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def why_eager_refuses(name: str, mode: str) -> str:
+    model = MODELS[name].build()
+    model.assistant = [MODELS[name].build()]
+    try:
+        generate(model, MODELS[name].prompt, mode, 2, 5)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+    return ""
+
+
+def main() -> int:
     import transformers
 
     parser = argparse.ArgumentParser(prog="benchmarks.generate", description=__doc__.splitlines()[0])
@@ -270,33 +208,24 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore", FutureWarning)
-    rows, faults = 0, dict[str, list[str]]()
+    cells, faults = dict[tuple[str, str], str](), dict[str, list[str]]()
     for name in args.models:
         for mode in args.modes:
-            reason = _why_eager_refuses(name, mode)
+            reason = why_eager_refuses(name, mode)
             if reason:
+                cells[name, mode] = "-"
                 print(f"{name:12} {mode:16} eager refuses: {reason}", flush=True)
                 continue
-            lengths, rates = tuple(args.lengths), not args.without_rates
-            line, shown = measure(name, mode, args.tokens, lengths, args.wrap, rates)
-            print(line, flush=True)
-            rows += 1
-            for fault in shown:
+            row = measure(name, mode, args.tokens, tuple(args.lengths), args.wrap, not args.without_rates)
+            cells[name, mode] = row.cell
+            print(line_of(name, mode, row), flush=True)
+            for fault in row.faults:
                 faults.setdefault(fault, []).append(f"{name} {mode}")
-    print(f"{rows} rows")
+    print(f"\n{table_of(cells)}\n")
     for fault in FAULTS:
         print(f"{fault}: {', '.join(faults.get(fault, ['none']))}")
-
-
-def _why_eager_refuses(name: str, mode: str) -> str:
-    model = MODELS[name].build()
-    model.assistant = [MODELS[name].build()]
-    try:
-        generate(model, MODELS[name].prompt, mode, 2, 5)
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
-    return ""
+    return 1 if faults.keys() & set(FAULTS[:2]) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -460,7 +460,7 @@ class Runner:
 
     `table` is a flat program (`smelt.ir.table`), `objects` what it refers to: its constants first, then kernels,
     functions and whatever else is Python's. A table that is cut, or refers to what is not there, is refused with a
-    ValueError. Sizes must fit what the kernels were built for: that is not checked.
+    ValueError. Sizes must fit what the kernels were built for: that is not checked, but for programs with `sizes`.
 
     Tensors are values with numbers: the inputs, the constants, what steps make, then what the list holds that
     `acquire()` returns and that goes back by `release(list)`. A consuming program is given its inputs in a list, which
@@ -470,8 +470,7 @@ class Runner:
     native calls of any other run. Python does what native code does not: `allocate(sizes, strides, dtype, device)`,
     `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` return tensors, `threads()` a
     number. It does all but the kernels where one of `watchers` returns something true, where `set_library` was never
-    called, and where an input is not a plain tensor or parameter. What a step raises says by its attribute
-    `smelt_step` which one did.
+    called, and where an input is not a plain tensor or parameter. `smelt_step` of what is raised says which step did.
 
     With a `recorder`, a program on a GPU whose calls repeat becomes CUDA graphs: `graphs` says how many there are, how
     often they were launched, how many of their nodes depend on addresses, how many were patched and how long the host
@@ -482,7 +481,9 @@ class Runner:
         self, table: bytes, objects: tuple[Any, ...], *, threads: Callable[[], int], acquire: Callable[[], list[Any]],
         release: Callable[[Any], object], allocate: Callable[..., Any], view: Callable[..., Any],
         fit: Callable[..., Any], watchers: tuple[Callable[[], object], ...], recorder: GraphRecorder | None = None,
+        sizes: tuple[Any, ...] | None = None,  # written by pipeline/sizes/runner_sizes.py
     ) -> None: ...
+    def fits(self, *inputs: Any) -> bool: ...  # whether the facts of `sizes` hold; else a call raises a ValueError
     @property
     def graphs(self) -> dict[str, Any]: ...
     @property
@@ -530,8 +531,8 @@ def storages(tensors: list[Any] | tuple[Any, ...], /) -> bytes | None:
     one whose memory has grown or was filled anew has the same. None where `set_library` did not say where to look."""
 
 def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -> int | None:
-    """Whether one of the `written` overlaps another of these: 0 no, 1 yes, 2 not by address, but it may be mapped
-    twice, 3 unknown: one of the `written` has none. None where `set_library` did not say where to look."""
+    """1 if one of the `written` overlaps another of these, 0 if not, 2 not by address, but it may be mapped twice, 3 one has
+    no memory, None where `set_library` did not say where to look: `smelt.runtime.overlap`."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import smelt
-from benchmarks.generate import MODELS
+from benchmarks.generate_models import MODELS
 from smelt.base.events import collect
 from smelt.generation import run
 from smelt.ir.program import Program

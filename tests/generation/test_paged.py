@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import smelt
-from benchmarks.generate import MODELS
+from benchmarks.generate_models import MODELS
 from smelt.base.events import collect
 from smelt.generation.paged import BLOCK_TOKENS, PagedBatch
 from smelt.ir.program import Program

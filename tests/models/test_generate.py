@@ -99,3 +99,16 @@ def test_modes_of_generation(name: str, mode: str, most: int) -> None:
     assert all(map(torch.equal, *outputs))
     assert smelt.counters["graphs"] <= most
     assert smelt.counters["graph_breaks"] == smelt.counters["eager_graphs"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", benchmark.MODES)
+@pytest.mark.parametrize("name", benchmark.MODELS)
+def test_every_mode_generates_the_tokens_of_eager(name: str, mode: str) -> None:
+    reason = benchmark.why_eager_refuses(name, mode)
+    if reason:
+        pytest.skip(f"eager refuses: {reason}")
+    row = benchmark.measure(name, mode, 2 * TOKENS, (7, 11), "forward", rates=False)
+    assert row.is_same
+    unrolls = mode == "uncached" and name in ("mamba", "rwkv")  # each token is a longer prompt
+    assert unrolls or (row.counts["graph_breaks"] == 0 and row.graphs[0] <= benchmark.MOST_GRAPHS + 1)

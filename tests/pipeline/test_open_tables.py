@@ -18,7 +18,7 @@ LENGTHS = (*range(3, 3 + STORED), 40, 17, 12, 150, 33, 64, 8, 65, 41)
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[OpenTable]:
-    """The tables that were filled in, once each time."""
+    """The tables that were filled in, once each time. No runner serves all sizes, as in training."""
     smelt.reset()
     tables: list[OpenTable] = []
     bind = OpenTable.bind
@@ -28,6 +28,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[OpenTable]:
         return bind(self, *args)
 
     monkeypatch.setattr(OpenTable, "bind", counted)
+    monkeypatch.setattr(OpenTable, "for_all_sizes", lambda *args: None)
     return tables
 
 
@@ -47,6 +48,17 @@ def _library_calls(x: torch.Tensor) -> torch.Tensor:
 def _numbers(x: torch.Tensor) -> torch.Tensor:
     rows: torch.Tensor = x.reshape(-1, 4).narrow(0, 1, x.shape[1] - 1) * (x.shape[1] ** -0.5)
     return rows + x.new_full((4,), x.shape[1])
+
+
+@pytest.mark.parametrize("function", [_attention, _library_calls, _numbers, _rows])
+def test_one_runner_computes_what_eager_does(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    smelt.reset()
+    compiled = smelt.compile(function, dynamic=True)
+    for length in (*LENGTHS, *LENGTHS):
+        x = torch.randn(4, length, 4, generator=torch.Generator().manual_seed(length))
+        torch.testing.assert_close(compiled(x), function(x))
+    assert smelt.counters["graphs"] == 1
+    assert smelt.counters["sizes_refused"] == 0
 
 
 @pytest.mark.parametrize("function", [_attention, _library_calls, _numbers])

@@ -4,7 +4,7 @@ Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ from smelt.symbolic.symnode import is_symbolic
 if TYPE_CHECKING:
     from smelt.autograd.partition.partition import ForwardBackward
     from smelt.pipeline.backward.lazy_backwards import Backwards
+    from smelt.pipeline.sizes.dispatch import ForAllSizes
+    from smelt.pipeline.sizes.runner_sizes import Reading
     from smelt.pipeline.sizes.template import Bound, Tracing
 
 _numbers = itertools.count()
@@ -90,6 +92,24 @@ class Compilation:
     def bind(self, bound: "Bound", traced: Callable[[], Traced]) -> Flat:
         """Bind what was compiled in symbols. Compiles nothing, so it neither reads nor writes the cache."""
         return self.join(self._bound_parts(bound, traced, fills_tables=device_of(self.options.target) is None))
+
+    def bind_all(self, bound: "Bound", readings: "Sequence[Reading]", eager: Flat) -> "ForAllSizes | None":
+        """The same for more sizes than these, where only numbers depend on them: nothing that the caller sees does."""
+        from smelt.pipeline.sizes.dispatch import ForAllSizes
+
+        graphs, plan = bound.tracing.graphs, bound.tracing.graphs.plan
+        if (
+            not isinstance(graphs, Pure)
+            or bound.tracing.plan_filling is not None
+            or device_of(self.options.target) is not None
+        ):
+            return None
+        name, options = f"forward{bound.tracing.number}", self.options
+        bound_table = bound.run_all(graphs.traced, name, readings, _launcher, options.threads, self.arenas)
+        if bound_table is None:
+            return None
+        table, executable = bound_table
+        return ForAllSizes(table, executable.run.fits, self.join(CompiledParts(executable.run, plan, eager)))
 
     def trace(self, traced: Traced, shape_env: ShapeEnv) -> "Tracing":
         """Trace a graph whose inputs have symbols for sizes."""

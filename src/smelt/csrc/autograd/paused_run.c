@@ -47,8 +47,8 @@ runner_begin(PyObject *object, PyObject *argument)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (list == NULL) {
-        PyErr_SetString(PyExc_TypeError, "only a program that consumes its inputs can pause: it owns them");
+    if (list == NULL || program->sizes) {
+        PyErr_SetString(PyExc_TypeError, "only a program for one size that owns its inputs can pause");
         return NULL;
     }
     PausedRun *self = (PausedRun *)PausedRunType.tp_alloc(&PausedRunType, 0);

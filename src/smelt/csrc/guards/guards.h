@@ -235,6 +235,9 @@ PyObject *fastpath_size(const FastPath *fastpath); /* (facts, questions), a new 
 /* Makes a fast path of the guards for what the source holds now; NULL, without an exception, if that does not work. */
 FastPath *fastpath_build(Guards *guards, const GuardSource *source);
 
+/* The same of any tensor, by its attributes where memory does not tell; false if it has no such size (guards/sizes.c). */
+bool tensor_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size);
+
 /* Facts about the sizes of collected values (guards/sizes.c), from (readings, definitions, facts); NULL with an exception. */
 SizeFacts *size_facts_make(PyObject *spec, Py_ssize_t collected);
 void size_facts_drop(SizeFacts *facts); /* NULL is fine */

@@ -157,12 +157,18 @@ ask_size(PyObject *value, const Reading *reading, int64_t *size)
     return known;
 }
 
+bool
+tensor_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size)
+{
+    const Reading reading = {.what = stride ? READ_STRIDE : READ_SIZE, .dimension = dimension};
+    return tensor_memory_size(value, stride, dimension, size) || ask_size(value, &reading, size);
+}
+
 static bool
 read_size(PyObject *value, const Reading *reading, int64_t *size)
 {
     if (reading->what != READ_NUMBER) {
-        return tensor_memory_size(value, reading->what == READ_STRIDE, reading->dimension, size)
-               || ask_size(value, reading, size);
+        return tensor_size(value, reading->what == READ_STRIDE, reading->dimension, size);
     }
     if (!PyLong_CheckExact(value)) {
         return false;

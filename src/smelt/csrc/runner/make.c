@@ -1,6 +1,7 @@
 /* Builds a Runner: binds a flat program (executor/table.c) to the objects it refers to and the functions it calls. */
 #include "gpu/replay.h"
 
+#include "runner/dynamic/sizes.h"
 #include "runner/small_matmul.h"
 
 enum { MOST_RETURNED = 1 << 16 }; /* tensors, by one call */
@@ -143,7 +144,7 @@ find_consumed(Runner *self)
 }
 
 static int
-bind(Runner *self)
+bind(Runner *self, PyObject *sizes)
 {
     smelt_error error;
     if (smelt_table_read(&self->table, PyBytes_AS_STRING(self->table_bytes), PyBytes_GET_SIZE(self->table_bytes),
@@ -168,6 +169,9 @@ bind(Runner *self)
     if (self->table.programs->consuming && find_consumed(self) < 0) {
         return -1;
     }
+    if (sizes != Py_None && (self->sizes = program_sizes_make(sizes, &self->table)) == NULL) {
+        return -1;
+    }
     self->replay = self->recorder == Py_None ? NULL : replay_new(self, &self->why_no_graphs);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -176,12 +180,13 @@ PyObject *
 runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"table", "objects", "threads", "acquire", "release", "allocate", "view", "fit", "watchers",
-                            "recorder", NULL};
+                            "recorder", "sizes", NULL};
     Runner parsed = {.recorder = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!|O:Runner", names, &PyBytes_Type, &parsed.table_bytes,
+    PyObject *sizes = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!|OO:Runner", names, &PyBytes_Type, &parsed.table_bytes,
                                      &PyTuple_Type, &parsed.objects, &parsed.threads, &parsed.acquire, &parsed.release,
                                      &parsed.allocate, &parsed.view, &parsed.fit, &PyTuple_Type, &parsed.watchers,
-                                     &parsed.recorder)) {
+                                     &parsed.recorder, &sizes)) {
         return NULL;
     }
     Runner *self = (Runner *)type->tp_alloc(type, 0);
@@ -192,7 +197,7 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     KEEP(table_bytes)
     RUNNER_OBJECTS(KEEP)
     self->vectorcall = runner_call;
-    if (bind(self) < 0) {
+    if (bind(self, sizes) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -3,7 +3,7 @@
 
    A program works on values: tensors, by number. First come the inputs, then the constants, then the results of steps,
    then what the arena lends for the time of a call. All sizes, strides and offsets are in one array of numbers, which
-   records refer to by position: a program with dynamic shapes could bring its own array per call. */
+   records refer to by position: a program with dynamic shapes has its own array in each call (runner/dynamic/sizes.c). */
 #ifndef SMELT_PROGRAM_H
 #define SMELT_PROGRAM_H
 
@@ -18,6 +18,8 @@
    says that Python makes every call itself; what recording CUDA graphs takes of Python, or None. */
 #define RUNNER_OBJECTS(F) F(objects) F(threads) F(acquire) F(release) F(allocate) F(view) F(fit) F(watchers) F(recorder)
 
+typedef struct ProgramSizes ProgramSizes;
+
 #define RUNNER_OBJECT(name) PyObject *name;
 typedef struct {
     PyObject_HEAD
@@ -27,6 +29,7 @@ typedef struct {
     RUNNER_OBJECTS(RUNNER_OBJECT)
     Table table;
     NativeCall *natives; /* of each of the table's: how it is called */
+    ProgramSizes *sizes; /* NULL: they are fixed */
     int most_buffers; /* of a kernel */
     int most_tensors; /* that a native call takes, as arguments or on its stack, or returns */
     int python_steps; /* how many Python must do */

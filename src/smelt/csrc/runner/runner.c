@@ -7,6 +7,7 @@
    calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
 #include "gpu/replay.h"
 #include "gpu/replay_probe.h"
+#include "runner/dynamic/sizes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -159,7 +160,7 @@ begin(Run *run, PyObject *const *inputs)
         return -1;
     }
     if (counts->arena == 0) {
-        return 0;
+        return program->sizes ? program_sizes_begin(run) : 0;
     }
     run->arena = PyObject_CallNoArgs(program->acquire);
     if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != counts->arena) {
@@ -173,7 +174,7 @@ begin(Run *run, PyObject *const *inputs)
     for (int64_t i = 0; i < counts->arena; i++) {
         set_object(run, &lent[i], PyList_GET_ITEM(run->arena, i), false);
     }
-    return 0;
+    return program->sizes ? program_sizes_begin(run) : 0;
 }
 
 /* Inputs that a step will drop, in a form that can be dropped without the GIL: as another tensor of the same memory, so
@@ -321,7 +322,8 @@ bytes_of_run(const Runner *self)
 {
     const size_t values = (size_t)self->table.counts[TENSORS] * sizeof(Value);
     const size_t pointers = (size_t)self->most_buffers * sizeof(void *), handles = (size_t)self->most_tensors * sizeof(Handle);
-    return values + pointers + 2 * handles + (size_t)self->most_tensors * sizeof(uint64_t);
+    const size_t stack = (size_t)self->most_tensors * sizeof(uint64_t);
+    return values + pointers + 2 * handles + stack + program_sizes_bytes(self->sizes, &self->table);
 }
 
 Run
@@ -360,6 +362,23 @@ inputs_of_call(Runner *self, PyObject *const *args, Py_ssize_t count, PyObject *
     return args;
 }
 
+/* The numbers of a program for all sizes, for those of its inputs. False with an exception: it is not for these. */
+static bool
+fill_sizes(Run *run, PyObject *const *inputs)
+{
+    const Runner *program = run->program;
+    if (program->sizes == NULL) {
+        return true;
+    }
+    int64_t *numbers = (int64_t *)(void *)(run->stack + program->most_tensors);
+    run->numbers = numbers;
+    if (!program_sizes_fill(program->sizes, &program->table, inputs, numbers)) {
+        PyErr_SetString(PyExc_ValueError, "this program was not compiled for such sizes");
+        return false;
+    }
+    return true;
+}
+
 PyObject *
 runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
 {
@@ -377,7 +396,7 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
         return PyErr_NoMemory();
     }
     Run run = run_in(self, room);
-    PyObject *result = run_program(self, &run, args, list);
+    PyObject *result = fill_sizes(&run, args) ? run_program(self, &run, args, list) : NULL;
     if (room != usual) {
         PyMem_Free(room);
     }

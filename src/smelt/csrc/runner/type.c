@@ -1,5 +1,6 @@
 /* Runner as a Python type. */
 #include "gpu/replay.h"
+#include "runner/dynamic/sizes.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -35,6 +36,7 @@ runner_dealloc(Runner *self)
     Py_XDECREF(self->table_bytes);
     PyMem_Free(self->natives);
     PyMem_Free(self->consumed);
+    program_sizes_drop(self->sizes);
     free(self->taken);
     free(self->workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -72,8 +74,18 @@ runner_graphs(Runner *self, void *unused)
     return replay_told(self);
 }
 
+/* fits(*inputs): whether a call with these inputs has sizes that the program is for. */
+static PyObject *
+runner_fits(Runner *self, PyObject *const *inputs, Py_ssize_t count)
+{
+    bool fits = count == self->table.programs->inputs
+                && (self->sizes == NULL || program_sizes_fill(self->sizes, &self->table, inputs, NULL));
+    return PyBool_FromLong(fits);
+}
+
 static PyMethodDef runner_methods[] = {
     {"begin", (PyCFunction)runner_begin, METH_O, "Begin a call that pauses between steps."},
+    {"fits", (PyCFunction)(void (*)(void))runner_fits, METH_FASTCALL, "Whether it is for the sizes of these inputs."},
     {"time", (PyCFunction)runner_time, METH_O, "Begin or cease to time steps."},
     {NULL, NULL, 0, NULL},
 };

@@ -7,9 +7,9 @@ each call; where compiled code needs their values, they are specialized like siz
 is compiled for each combination, `LIMIT` of them; further ones fall back to eager, with one warning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ from smelt.ir.graph import Traced, Unchecked, placeholders, scalar_tensor, unche
 from smelt.ir.tensorspec import NumberSpec, spec_of
 from smelt.meta.fake_tensor import FakeTensorError
 from smelt.pipeline.sizes.open_graph import OpenGraph, SymbolValues, Values, number_at
+from smelt.pipeline.sizes.runner_sizes import Reading
 from smelt.pipeline.sizes.template import VERSIONS, Bound, Tracing, hold
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.symbolic.expressions import SMALLEST, DataDependent, Expression, ShapeEnv, Symbol
@@ -37,6 +38,14 @@ STORED = 8
 """How many of them go to the disk cache, where finding one takes as long as binding a few."""
 
 
+class ForAllSizes(NamedTuple):
+    """A version for all sizes of which some facts hold."""
+
+    key: Any  # versions of one key replace each other
+    fits: Callable[..., bool]  # whether it is for the sizes of these inputs
+    run: Flat
+
+
 class SizeCompiler(Protocol):
     """Compiles for plain sizes or in symbols. Raises `CannotTrace` if numbers among the inputs cannot stay dynamic."""
 
@@ -47,6 +56,9 @@ class SizeCompiler(Protocol):
 
     def bind(self, bound: Bound, traced: Callable[[], Traced]) -> Flat:
         """Bind a graph in symbols. `traced` makes the graph with plain sizes, if needed."""
+
+    def bind_all(self, bound: Bound, readings: Sequence[Reading], eager: Flat) -> ForAllSizes | None:
+        """Bind a graph in symbols once for all sizes, if a call can fill in what depends on them."""
 
     def trace(self, traced: Traced, shape_env: ShapeEnv) -> Tracing: ...
 
@@ -60,6 +72,7 @@ class SizedGraph(OpenGraph):
         self._bound_keys: dict[tuple[Any, ...], None] = {}  # those that can be bound without compiling
         self._lock = locks.lock()
         self._eager_run: Flat | None = None
+        self._for_all: tuple[ForAllSizes, ...] = ()
         super().__init__(traced)
         try:
             self._version(self.example)
@@ -78,6 +91,9 @@ class SizedGraph(OpenGraph):
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self._only_sizes:  # then every input is a tensor, and the key is their sizes
+            for _, fits, run in self._for_all:
+                if fits(*inputs):
+                    return run(*inputs)
             sizes = tuple([read(inputs[place]) for place, read in self._readers])
             known = self._versions.get(sizes)
             return (known or self._version(SymbolValues(zip(self._fixed, sizes, strict=True))))(*inputs)
@@ -171,7 +187,22 @@ class SizedGraph(OpenGraph):
         grad = torch.is_grad_enabled()
         with torch._C._InferenceMode(False):
             torch._C._set_grad_enabled(grad)
-            return self._compiler.bind(Bound(tracing, numbers), lambda: self.at(values))
+            bound = Bound(tracing, numbers)
+            return self._bound_for_all(bound) or self._compiler.bind(bound, lambda: self.at(values))
+
+    def _bound_for_all(self, bound: Bound) -> Flat | None:
+        """A version for these sizes and others, which needs none of its own."""
+        if not self._only_sizes:
+            return None
+        readings = [Reading(symbol, *self._layout_places[leaf]) for symbol, leaf in self._own_symbols]
+        version = self._compiler.bind_all(bound, readings, self._run_eagerly)
+        if version is None:
+            return None
+        self._for_all = (version, *[each for each in self._for_all if each.key is not version.key])
+        return version.run
+
+    def _run_eagerly(self, *inputs: Any) -> tuple[Any, ...]:
+        return self._eager()(*inputs)
 
     def _fall_back(self) -> Flat:
         if self._eager_run is None:

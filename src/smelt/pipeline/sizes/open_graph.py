@@ -29,16 +29,16 @@ def is_sized(traced: Traced) -> bool:
     return any(_symbols_of(node) for node in placeholders(traced.graph))
 
 
-def _symbols_of(node: fx.Node) -> list[tuple[Leaf, Callable[[Any], Any]]]:
-    """The symbols that an input defines, and how each is read from it."""
+def _symbols_of(node: fx.Node) -> list[tuple[Leaf, Callable[[Any], Any], tuple[bool, int] | None]]:
+    """The symbols that an input defines, how each is read from it, and of a tensor, whether a stride is, and which."""
     spec = spec_of(node)
     if isinstance(spec, NumberSpec):
-        return [(_leaf(spec), lambda number: number)]
+        return [(_leaf(spec), lambda number: number, None)]
     assert isinstance(spec, TensorSpec)
-    sizes = [(meaning(size), _size(dim)) for dim, size in enumerate(spec.shape)]
-    sizes += [(meaning(step), _step(dim)) for dim, step in enumerate(spec.stride)]
-    symbols = [(what.symbol, read) for what, read in sizes if isinstance(what, Expression)]
-    return [(symbol, read) for symbol, read in symbols if symbol is not None]
+    sizes = [(meaning(size), _size(dim), (False, dim)) for dim, size in enumerate(spec.shape)]
+    sizes += [(meaning(step), _step(dim), (True, dim)) for dim, step in enumerate(spec.stride)]
+    symbols = [(what.symbol, read, place) for what, read, place in sizes if isinstance(what, Expression)]
+    return [(symbol, read, place) for symbol, read, place in symbols if symbol is not None]
 
 
 def _size(dim: int) -> Callable[[Any], Any]:
@@ -77,9 +77,13 @@ class OpenGraph:
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
         self._places: dict[Leaf, Place] = {}
+        self._layout_places: dict[Leaf, tuple[int, bool, int]] = {}  # the input, whether a stride is read, which
         for number, node in enumerate(placeholders(traced.graph)):
-            for leaf, read in _symbols_of(node):
-                self._places.setdefault(leaf, (number, read))
+            for leaf, read, dim in _symbols_of(node):
+                if leaf not in self._places:
+                    self._places[leaf] = number, read
+                    if dim is not None:
+                        self._layout_places[leaf] = number, *dim
         self._inputs = {number for number, node in enumerate(placeholders(traced.graph)) if not _is_number(node)}
         self._set_dynamic_scalars(_find_dynamic_scalars(traced))
 

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import HOST
 from smelt.fuse.memory_plan import Lives, plan
 from smelt.ir.kernel import AnyKernel
 from smelt.ir.program import Place, Program, arena_bytes
 from smelt.ir.table.records import Layout, Tensor
+from smelt.pipeline.sizes.runner_sizes import Reading, SizesWriter, section
 from smelt.runtime.program.arenas import Arenas, SharedViews
 from smelt.runtime.program.flatten import BuiltKernel, FlatTable, Flattener
 from smelt.runtime.program.launch import Executable
 from smelt.symbolic.evaluator import evaluator
-from smelt.symbolic.expressions import ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.expressions import Expression, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.symsize import SymSize, expression_of, varies
 
 if TYPE_CHECKING:
@@ -74,14 +76,17 @@ class OpenTable:
     strings: bytes
     objects: tuple[Any, ...]
     holes: list[tuple[int, int]]  # a word, and the size that goes there
+    hole_sizes: tuple[Expression, ...]
     planned_holes: list[tuple[int, str]]  # a word, and the buffer whose offset goes there
     sizes: Evaluate
     arena_sizes: Evaluate  # bytes of buffers in the arena
+    arena_bytes: tuple[Expression, ...]  # the same
     arena_views: tuple[tuple[Tensor, str], ...]  # in symbols, and their buffers
     arena_devices: frozenset[torch.device]
     layouts: Evaluate  # the numbers of the views whose layouts vary, one view after another
     launchers: dict[str, int]  # by kernel: the place among the objects
     room: _Room | None = None
+    is_for_all: bool = True  # until a runner for all sizes was refused
 
     def holds(self, values: Values) -> bool:
         return all(fact.holds(values.__getitem__) for fact in self.facts)
@@ -110,12 +115,62 @@ class OpenTable:
         acquire = arenas.acquirer(room.bytes, self.arena_devices, views, room.shared)
         return Executable.of_table(flat, threads, keep_alive, arenas, "never", acquire)
 
+    def for_all_sizes(
+        self,
+        values: Values,
+        facts: Sequence[SizeGuard],
+        limits: Mapping[Expression, int],
+        readings: Sequence[Reading],
+        kernel_sizes: Mapping[str, Sequence[Any]],
+        objects: Mapping[int, Any],
+        keep_alive: Any,
+        threads: int,
+        arenas: Arenas,
+    ) -> Executable | None:
+        """What runs the program for all sizes that fit the arena of these, if the facts hold; None if sizes decide more
+        than a call can fill in. `limits`: the most that some sizes may be; `kernel_sizes`: of kernels that are given
+        sizes; `objects`: what is another for these, by its place."""
+        chosen = list(self.objects)
+        for place, value in objects.items():
+            chosen[place] = value
+        launchers = [chosen[place] for place in self.launchers.values()]
+        sizes = [size for each in kernel_sizes.values() for size in each]
+        if any(type(each) is not _native.Launcher for each in launchers) or not all(map(_is_expression, sizes)):
+            return None
+        room = self._room(values)
+        writer = SizesWriter(room.words, readings)
+        writer.add_facts((*facts, *self.facts))
+        writer.add_limits(limits)
+        writer.add_limits(dict(zip(self.arena_bytes, room.sizes, strict=True)))
+        if not all(writer.add_hole(word, self.hole_sizes[number]) for word, number in self.holes):
+            return None
+        inputs = len(self.program.inputs)
+        constants = {name: inputs + place for place, (name, _) in enumerate(self.program.constants)}
+        for name, each in kernel_sizes.items():
+            writer.add_constant(constants[f"{name}_sizes"], each)
+        first = section(room.words, "tensors").records - len(self.arena_views)
+        varying = [first + place for place, (view, _) in enumerate(self.arena_views) if _varies(view)]
+        numbers = self.sizes(values)
+        words = room.words[:]
+        for word, number in self.holes:
+            words[word] = numbers[number]
+        views = [
+            view._replace(layout=Layout((), (), 0), arena_offset=room.offsets[name]) if fixed is None else fixed
+            for fixed, (view, name) in zip(room.shared.views, self.arena_views, strict=True)
+        ]
+        acquire = arenas.acquirer(room.bytes, self.arena_devices, lambda: views, SharedViews(views))
+        flat = FlatTable(words.tobytes() + self.strings, tuple(chosen))
+        try:
+            return Executable.of_table(flat, threads, keep_alive, arenas, "never", acquire, writer.complete(varying))
+        except ValueError:  # a number that the runner relies on, or an expression that is too deep
+            return None
+
     def _room(self, values: Values) -> _Room:
         """An arena in which the buffers have room for these sizes."""
         needed = self.arena_sizes(values)
         room = self.room
         if room is None or any(size > most for size, most in zip(needed, room.sizes, strict=True)):
-            room = self._planned({symbol: _rounded(value) for symbol, value in values.items()})
+            room = self._planned({symbol: rounded(value) for symbol, value in values.items()})
             if any(size > most for size, most in zip(needed, room.sizes, strict=True)):
                 room = self._planned(values)  # a size that falls when another rises
             self.room = room
@@ -141,12 +196,16 @@ class OpenTable:
         return _Room(tuple(self.arena_sizes(values)), offsets, planned.arena_bytes, words, SharedViews(views))
 
 
+def _is_expression(size: Any) -> bool:
+    return isinstance(size, Expression)
+
+
 def _varies(view: Tensor) -> bool:
     shape, stride, offset = view.layout
     return any(type(size) is SymSize for size in (*shape, *stride, offset))
 
 
-def _rounded(value: int) -> int:
+def rounded(value: int) -> int:
     """A size with few significant bits that is at least as large."""
     step = 1 << max(value.bit_length() - _ROUNDED_BITS, 3)
     return -(-value // step) * step
@@ -208,9 +267,11 @@ def open_table(
         strings=strings,
         objects=objects,
         holes=holes,
+        hole_sizes=tuple(sizes),
         planned_holes=planned_holes,
         sizes=evaluator(list(sizes)),
         arena_sizes=evaluator(list(varying)),
+        arena_bytes=tuple(varying),
         arena_views=tuple(views),
         arena_devices=frozenset(view.device for view, _ in views),
         layouts=evaluator([expression_of(size) for size in numbers]),

@@ -9,7 +9,7 @@ compiled for each combination of sizes alone.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,13 @@ from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.substitute_sizes import Change, Fill, filling, resized_graph
 from smelt.ir.tensorspec import TensorSpec
-from smelt.pipeline.sizes.open_table import MakeLauncher, OpenTable, open_table
+from smelt.pipeline.sizes.open_table import MakeLauncher, OpenTable, open_table, rounded
+from smelt.pipeline.sizes.runner_sizes import Reading
 from smelt.runtime.program.arenas import Arenas
-from smelt.symbolic.expressions import DataDependent, ShapeEnv, SizeGuard, Symbol
+from smelt.runtime.program.launch import Executable
+from smelt.symbolic.expressions import DataDependent, Expression, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import moving
+from smelt.symbolic.symsize import expression_of, moving, varies
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
@@ -123,6 +125,27 @@ class TemplateForm:
         return objects
 
 
+    def with_room(
+        self, table: OpenTable, values: Values, launcher: MakeLauncher
+    ) -> tuple[dict[int, Any], dict[Expression, int]]:
+        """What launches kernels whose workspace depends on sizes, with room for larger ones, by its place in a table;
+        and the most that they may need."""
+        objects: dict[int, Any] = {}
+        limits: dict[Expression, int] = {}
+        larger = {symbol: rounded(value) for symbol, value in values.items()}
+        for name, needs in self.needs.items():
+            if needs is None:
+                continue
+            built, now, then = self.kernels[name], needs(at(values)), needs(at(larger))
+            per_thread, fixed = max(now[0], then[0]), max(now[1], then[1])
+            code = replace(built, per_thread_workspace=per_thread, workspace=fixed)
+            objects[table.launchers[name]] = launcher(code, functools.partial(_not_asked_for, name))
+            for size, most in ((built.per_thread_workspace, per_thread), (built.workspace, fixed)):
+                if varies(size):
+                    limits[expression_of(size)] = most
+        return objects, limits
+
+
 @dataclass(slots=True)
 class _Version:
     facts: tuple[SizeGuard, ...]
@@ -174,20 +197,51 @@ class Template:
 
     def bind(self, values: Values, launcher: MakeLauncher, consuming: bool, threads: int, arenas: Arenas) -> Any:
         """What runs a version for these sizes, by filling in a table; None if that is not possible."""
-        version = next((version for version in self.versions if hold(version.facts, values)), None)
-        if version is None:
-            return None
         with _native.Held(self.lock):
-            table = next((table for table in version.tables if table.holds(values)), None)
-            if table is None and version.opens_tables:
-                table = self._opened(version, values, launcher, consuming)
-                if table is not None:
-                    version.tables.append(table)
-                version.opens_tables = table is not None and len(version.tables) < MAX_TABLES
-            if table is None:
+            version, table = self._table(values, launcher, consuming)
+            if version is None or table is None:
                 return None
             objects = version.form.objects_at(table, values, launcher)
             return table.bind(values, objects, version.form.kernels, threads, arenas)
+
+    def for_all_sizes(
+        self,
+        values: Values,
+        facts: tuple[SizeGuard, ...],
+        readings: Sequence[Reading],
+        launcher: MakeLauncher,
+        threads: int,
+        arenas: Arenas,
+    ) -> "tuple[OpenTable, Executable] | None":
+        """What runs a version for these sizes and for others, and its table; None if that is not possible."""
+        with _native.Held(self.lock):
+            version, table = self._table(values, launcher, False)
+            if version is None or table is None or not table.is_for_all:
+                return None
+            kernels = version.form.kernels
+            kernel_sizes = {name: built.sizes for name, built in kernels.items() if built.sizes}
+            objects, limits = version.form.with_room(table, values, launcher)
+            facts = (*facts, *version.facts)
+            executable = table.for_all_sizes(
+                values, facts, limits, readings, kernel_sizes, objects, kernels, threads, arenas
+            )
+            table.is_for_all = executable is not None
+            return None if executable is None else (table, executable)
+
+    def _table(
+        self, values: Values, launcher: MakeLauncher, consuming: bool
+    ) -> tuple[_Version | None, OpenTable | None]:
+        """The version for these sizes, and its table, which is made if need be."""
+        version = next((version for version in self.versions if hold(version.facts, values)), None)
+        if version is None:
+            return None, None
+        table = next((table for table in version.tables if table.holds(values)), None)
+        if table is None and version.opens_tables:
+            table = self._opened(version, values, launcher, consuming)
+            if table is not None:
+                version.tables.append(table)
+            version.opens_tables = table is not None and len(version.tables) < MAX_TABLES
+        return version, table
 
     def _opened(self, version: _Version, values: Values, launcher: MakeLauncher, consuming: bool) -> OpenTable | None:
         """A version flattened in symbols; None, with a reason in the log, if it cannot be."""
@@ -209,6 +263,10 @@ class Template:
                 raise
             events.emit("sizes", f"{self.name} is flattened for each combination of sizes: {error}")
             return None
+
+
+def _not_asked_for(name: str) -> AnyKernel:
+    raise AssertionError(f"{name}: code for the CPU takes buffers at any address")
 
 
 _Needs = tuple[Size, Size, tuple[GridPhase, ...]]
@@ -291,6 +349,16 @@ class Bound:
     ) -> Any:
         """What runs a half of the graph, if that was compiled and filling in a table is enough; else None."""
         return self.tracing.template(half, name).bind(self.values, launcher, consuming, threads, arenas)
+
+    def run_all(
+        self, half: Traced, name: str, readings: Sequence[Reading], launcher: MakeLauncher, threads: int, arenas: Arenas
+    ) -> "tuple[OpenTable, Executable] | None":
+        """What runs a graph without backward for these sizes and others, if that was compiled and a call can fill in
+        what depends on sizes."""
+        template = self.tracing.templates.get(name)
+        if template is None or template.half is not half:
+            return None
+        return template.for_all_sizes(self.values, self.tracing.facts, readings, launcher, threads, arenas)
 
     def graph(self, half: Traced) -> Traced:
         """A half of the graph for the sizes."""

@@ -59,11 +59,13 @@ class Executable:
         arenas: Arenas,
         cuda_graphs: str,
         acquire: Callable[[], list[torch.Tensor]] | None = None,
+        sizes: tuple[Any, ...] | None = None,
     ) -> "Executable":
-        """A program that was flattened before. `acquire` acquires its arena, if the table need not be asked."""
+        """A program that was flattened before. `acquire` acquires its arena, if the table need not be asked. `sizes`:
+        what differs between calls."""
         connect()
         executable = cls.__new__(cls)
-        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs, acquire)
+        executable._bind(flat, None, threads, keep_alive, arenas, cuda_graphs, acquire, sizes)
         return executable
 
     def _bind(
@@ -75,6 +77,7 @@ class Executable:
         arenas: Arenas,
         cuda_graphs: str,
         acquire: Callable[[], list[torch.Tensor]] | None = None,
+        sizes: tuple[Any, ...] | None = None,
     ) -> None:
         self.flat = flat
         self.program = program  # None if the table came without it
@@ -94,6 +97,7 @@ class Executable:
             fit=fit,
             watchers=_WATCHERS,
             recorder=RECORDERS[cuda_graphs],
+            sizes=sizes,
         )
         self.run.__dict__["executable"] = self
         self.run.__dict__["writes_from"] = None if program_record.writes_from < 0 else program_record.writes_from
