@@ -531,8 +531,7 @@ def storages(tensors: list[Any] | tuple[Any, ...], /) -> bytes | None:
     one whose memory has grown or was filled anew has the same. None where `set_library` did not say where to look."""
 
 def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -> int | None:
-    """1 if one of the `written` overlaps another of these, 0 if not, 2 not by address, but it may be mapped twice, 3 one has
-    no memory, None where `set_library` did not say where to look: `smelt.runtime.overlap`."""
+    """Whether one of the `written` overlaps another of these: 0 no, 1 yes, 2 and 3 see `smelt.runtime.overlap`."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

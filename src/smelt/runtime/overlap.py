@@ -18,6 +18,8 @@ from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.torch_abi.aoti_shims import connect
 
+# What `_native.overlap` answers beside 0, and None where it does not know where to look. With the second, addresses do
+# not overlap, but PyTorch did not allocate both. With the third nothing else is known.
 _OVERLAP, _MAYBE_MAPPED_TWICE, _WRITES_NO_MEMORY = 1, 2, 3
 
 Range = tuple[int, int]

@@ -47,8 +47,8 @@ runner_begin(PyObject *object, PyObject *argument)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (list == NULL || program->sizes) {
-        PyErr_SetString(PyExc_TypeError, "only a program for one size that owns its inputs can pause");
+    if (list == NULL || program->sizes) { /* nor one for all sizes, which has no backward */
+        PyErr_SetString(PyExc_TypeError, "only a program that consumes its inputs can pause: it owns them");
         return NULL;
     }
     PausedRun *self = (PausedRun *)PausedRunType.tp_alloc(&PausedRunType, 0);
