@@ -14,7 +14,7 @@ from typing import NamedTuple
 from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget
 from smelt.deploy.runtime import Model, RegisterInfo, Session, TensorAt
-from smelt.ir.table.records import DTYPES
+from smelt.ir.table.dtypes import DTYPES
 
 WARMING_CALLS = 3
 _HALF = {"float16": "<e", "float32": "<f", "float64": "<d"}

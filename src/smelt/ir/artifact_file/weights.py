@@ -15,7 +15,8 @@ import numpy
 
 from smelt.ir.artifact_file.artifact import ArtifactFile, of_kind
 from smelt.ir.artifact_file.container import ArtifactError, replace_file
-from smelt.ir.table.records import DTYPES, Register, RegisterKind
+from smelt.ir.table.dtypes import DTYPES
+from smelt.ir.table.records import Register, RegisterKind
 
 DTYPE_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
