@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smelt.codegen.static.javascript import ARRAYS
-from smelt.ir.table.records import DTYPE_NAMES
+from smelt.ir.table.dtypes import DTYPE_NAMES
 from tests.codegen.foreign import runner
 from tests.packaging.pages import block
 from tools.packages import npm, npm_files, version
