@@ -1,5 +1,6 @@
 """Where results are: PyTorch's rules for operands on several devices, on fake tensors of absent devices."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -146,3 +147,21 @@ def test_a_custom_operator_with_operands_on_two_devices_is_left_to_the_program()
         library.impl("both", lambda a, b: torch.empty_like(a), "Meta")
         with pytest.raises(RuntimeError, match="several devices"):
             result_device(torch.ops.smelt_tests.both.default, (X, N), {})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_transposed_convolutions_of_gpus_follow_the_image(last: bool, groups: int) -> None:
+    """As cuDNN does; PyTorch's rule gives the shape."""
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    real = torch.empty(2, 4, 7, 6).contiguous(memory_format=memory_format), torch.empty(4, 3, 3, 2)
+    options = ([2, 3], [1, 0], [1, 2], True, [1, 2], groups)
+    x, weight = (FakeTensor(dataclasses.replace(TensorSpec.of(each), device=CUDA)) for each in real)
+    with FakeMode():
+        result = aten.convolution.default(x, weight, fake(CUDA, 3 * groups), *options)
+        gradients = aten.convolution_backward.default(result, x, weight, [3 * groups], *options, [True] * 3)
+    expected = aten.convolution.default(*(each.to("meta") for each in real), None, *options)
+    assert result.shape == expected.shape
+    assert result.is_contiguous(memory_format=memory_format)
+    assert [each.shape for each in gradients] == [x.shape, weight.shape, (3 * groups,)]
+    assert gradients[0].is_contiguous(memory_format=memory_format)

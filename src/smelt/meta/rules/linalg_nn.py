@@ -228,6 +228,8 @@ def _convolution(
 ) -> Any:
     _demand_one_dtype(value, weight)
     rank = value.dim() - 2
+    if transposed and value.device.type == "cuda":
+        return _transposed_on_gpu(value, weight, bias, (stride, padding, dilation, output_padding), groups)
     if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not have_one_float_dtype(value, weight, bias):
         return NotImplemented
     last = _convolves_channels_last(value, weight)
@@ -247,6 +249,26 @@ def _convolution(
     if any(size < 1 for size in sizes):
         return NotImplemented
     return _laid_out((value.shape[0], weight.shape[0], *sizes), value.dtype, last)
+
+
+def _transposed_on_gpu(value: Any, weight: Any, bias: Any, steps: Any, groups: int) -> Any:
+    """Of images. PyTorch's rule does not know that cuDNN's result is channels-last where the image or the weight is."""
+    pairs = [tuple(each) * 2 if len(each) == 1 else tuple(each) for each in steps]
+    is_image = value.dim() == weight.dim() == 4 and all(len(pair) == 2 for pair in pairs)
+    if not is_image or not have_one_float_dtype(value, weight, bias) or 0 in value.shape or 0 in weight.shape:
+        return NotImplemented
+    channels = weight.shape[1] * groups
+    if value.shape[1] != weight.shape[0] or (bias is not None and tuple(bias.shape) != (channels,)):
+        return NotImplemented
+    sizes = tuple(
+        (value.shape[2 + dim] - 1) * stride - 2 * padding + dilation * (weight.shape[2 + dim] - 1) + more + 1
+        for dim, (stride, padding, dilation, more) in enumerate(zip(*pairs, strict=True))
+    )
+    ordinary = all(0 <= more < stride and dilation > 0 for stride, _, dilation, more in zip(*pairs, strict=True))
+    if not ordinary or any(size < 1 for size in sizes):
+        return NotImplemented
+    last = any(suggests_channels_last(each.shape, each.stride()) for each in (value, weight))
+    return _laid_out((value.shape[0], channels, *sizes), value.dtype, last)
 
 
 def _convolves_channels_last(value: Any, weight: Any) -> Any:
@@ -280,12 +302,14 @@ def _convolution_backward(
     if forward is NotImplemented or forward.shape != tuple(grad.shape):
         return NotImplemented
     last = _convolves_channels_last(value, weight)
+    if last is NotImplemented:
+        return NotImplemented
     if last and not grad.is_contiguous() and not is_channels_last(tuple(grad.shape), tuple(grad.stride())):
         return NotImplemented
     if not last and not value.is_contiguous():  # the layout of the gradient that comes does not matter
         return NotImplemented
     to_value, to_weight = (_laid_out(tuple(each.shape), value.dtype, last) for each in (value, weight))
-    return gradients(mask, to_value, to_weight, row_major((weight.shape[0],), value.dtype))
+    return gradients(mask, to_value, to_weight, row_major((forward.shape[1],), value.dtype))
 
 
 def _max_pool2d(
