@@ -14,6 +14,7 @@ MISSING: list[str] = []
 USED_BY_CALLS = (
     "Tensor._make_wrapper_subclass",
     "_C.DisableTorchFunctionSubclass",
+    "_C.DispatchKey",
     "_C._AutoDispatchBelowAutograd",
     "_C._DisableAutocast",
     "_C._FunctionBase",
@@ -31,6 +32,7 @@ USED_BY_CALLS = (
     "_C._current_autograd_node",
     "_C._current_graph_task_id",
     "_C._disabled_torch_dispatch_impl",
+    "_C._dispatch_tls_local_exclude_set",
     "_C._functorch",
     "_C._get_deterministic_fill_uninitialized_memory",
     "_C._get_dispatch_stack_at",
