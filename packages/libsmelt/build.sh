@@ -18,7 +18,7 @@ trap 'rm -rf "$objects"' EXIT
 compile="$CC -O2 -std=c11 -fvisibility=hidden -ffunction-sections -fdata-sections $CFLAGS"
 machine=$($CC -dumpmachine 2>/dev/null) || machine=$CC # zig does not answer for targets with a version of glibc
 case $machine in *windows* | *mingw*) ;; *) compile="$compile -fPIC" ;; esac
-for source in "$here"/csrc/deploy/*.c "$here"/csrc/executor/*.c "$here"/csrc/executor/*/*.c; do
+for source in "$here"/csrc/deploy/*.c "$here"/csrc/deploy/*/*.c "$here"/csrc/executor/*.c "$here"/csrc/executor/*/*.c; do
     name=${source#"$here"/csrc/}
     $compile -I"$here/csrc" -I"$here/include" -c "$source" -o "$objects/$(echo "${name%.c}" | tr / -).o"
 done

@@ -69,6 +69,8 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def one_process() -> Iterator[None]:
+    if dist.is_initialized():  # by a page's example
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
