@@ -34,7 +34,7 @@ case $machine in
     ln -sf libsmelt.1.dylib "$prefix/lib/libsmelt.dylib"
     ;;
 *)
-    $CC $CFLAGS -shared -Wl,-s -Wl,--gc-sections -Wl,-soname,libsmelt.so.1 ./*.o -o "$prefix/lib/libsmelt.so.1" \
+    $CC $CFLAGS -shared -Wl,-s -Wl,--gc-sections -Wl,--no-undefined -Wl,-soname,libsmelt.so.1 ./*.o -o "$prefix/lib/libsmelt.so.1" \
         -lm -lpthread -ldl
     ln -sf libsmelt.so.1 "$prefix/lib/libsmelt.so"
     ;;

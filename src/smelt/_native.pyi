@@ -406,7 +406,7 @@ class CudaModule:
 def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
 
-def sign(secret: bytes, data: Any, /) -> bytes: ...  # the record that a signed file ends with
+def sign(secret: bytes, data: Any, is_weights: bool = ..., /) -> bytes: ...  # the record that a signed file ends with
 def read_sections(data: Any, is_artifact: bool, /) -> bytes:
     """The directory of a file (`ir.artifact_file.layout.SectionRecord`); a ValueError that says what is wrong with it.
     `is_artifact`: it has the sections of an artifact, in their order."""

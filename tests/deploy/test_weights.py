@@ -16,7 +16,7 @@ import smelt
 from smelt.base.errors import SmeltError
 from smelt.cli.deploy_cmds import inspected
 from smelt.ir.artifact_file.read import read
-from smelt.ir.artifact_file.signature import sign, write_keys
+from smelt.ir.artifact_file.signature import RECORD_BYTES, sign, write_keys
 from smelt.ir.artifact_file.write import write
 from smelt.quantization.safetensors import read_safetensors
 
@@ -197,6 +197,10 @@ def test_a_file_of_weights_must_be_trusted_too(saved: Saved, tmp_path: Path) -> 
         smelt.load(path, weights=weights, keys=public)
     sign(weights, secret)
     close(smelt.load(path, weights=weights, keys=public)(X), 1)
+    Path(f"{weights}.sig").write_bytes(path.read_bytes()[-RECORD_BYTES:])
+    with pytest.raises(SmeltError, match="the file of weights: this file is not signed"):
+        smelt.load(path, weights=weights, keys=public)
+    sign(weights, secret)
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)

@@ -99,15 +99,17 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
-/* sign(secret, data): see _native.pyi. */
+/* sign(secret, data, is_weights=False): see _native.pyi. */
 static PyObject *
 sign(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer secret, data;
-    if (!PyArg_ParseTuple(args, "y*y*:sign", &secret, &data)) {
+    int is_weights = 0;
+    if (!PyArg_ParseTuple(args, "y*y*|p:sign", &secret, &data, &is_weights)) {
         return NULL;
     }
-    Signature record = {.magic = SIGNATURE_MAGIC, .version = SIGNATURE_VERSION};
+    Signature record = {.version = SIGNATURE_VERSION};
+    memcpy(record.magic, is_weights ? WEIGHTS_SIGNATURE_MAGIC : SIGNATURE_MAGIC, sizeof record.magic);
     const bool is_key = secret.len == ED25519_KEY_BYTES;
     if (is_key) {
         Py_BEGIN_ALLOW_THREADS

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.deploy.runtime import Model, Session
 from smelt.ir.artifact_file.container import unpack
-from smelt.ir.artifact_file.keys import public_key
+from smelt.ir.artifact_file.keys import public_key, secret_key
 from smelt.ir.artifact_file.signature import RECORD_BYTES, public_key_of, sign, signer, write_keys
 from tests.native.deploy.building import HERE, compiled
 from tests.processes import run_new
@@ -112,6 +113,63 @@ def test_a_signature_is_not_malleable(signed: Path, keys: tuple[Path, Path], tmp
     data[-32:] = scalar.to_bytes(32, "little")
     path = tmp_path / "other.smelt"
     path.write_bytes(data)
+    refused(path, "it was changed", keys=[public_key(keys[1])])
+
+
+PRIME = 2**255 - 19
+CURVE = -121665 * pow(121666, -1, PRIME) % PRIME
+
+
+def added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    (x, y), (u, v) = one, other
+    both = CURVE * x * u * y * v % PRIME
+    return (
+        (x * v + y * u) * pow(1 + both, -1, PRIME) % PRIME,
+        (y * v + x * u) * pow(1 - both, -1, PRIME) % PRIME,
+    )
+
+
+def points_of_small_order() -> set[tuple[int, int]]:
+    """Those that are left of points times the order of the group, until all eight were seen."""
+    found: set[tuple[int, int]] = set()
+    y = 1
+    while len(found) < 8:
+        y += 1
+        square = (y * y - 1) * pow(CURVE * y * y + 1, -1, PRIME) % PRIME
+        x = pow(square, (PRIME + 3) // 8, PRIME)
+        x = x if x * x % PRIME == square else x * pow(2, (PRIME - 1) // 4, PRIME) % PRIME
+        if x * x % PRIME == square:
+            point, total = (x, y), (0, 1)
+            for bit in f"{ORDER:b}":
+                total = added(total, total)
+                total = added(total, point) if bit == "1" else total
+            found.add(total)
+    return found
+
+
+def test_keys_that_anybody_can_sign_for_are_refused(smallest: Path, tmp_path: Path) -> None:
+    """With a key of small order, and a point of small order as the signature, the equation holds for many files."""
+    values = {value for _, y in points_of_small_order() for value in (y, y + PRIME) if value < 2**255}
+    encodings = {(value | sign << 255).to_bytes(32, "little") for value in values for sign in (0, 1)}
+    assert len(encodings) == 14 and bytes(32) in encodings
+    path = tmp_path / "forged.smelt"
+    for key in encodings:
+        for point in encodings:
+            path.write_bytes(smallest.read_bytes() + b"smeltsig" + struct.pack("<q", 1) + key + point + bytes(32))
+            refused(path, "it was changed", keys=[key])
+
+
+def test_a_signature_of_weights_is_none_of_code(smallest: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    renamed = tmp_path / "tuned.safetensors"
+    renamed.write_bytes(smallest.read_bytes())
+    with pytest.raises(SmeltError, match="is no file of weights"):
+        sign(renamed, keys[0])
+    secret = secret_key(keys[0])
+    path = tmp_path / "forged.smelt"
+    path.write_bytes(smallest.read_bytes() + _native.sign(secret, smallest.read_bytes(), True))
+    refused(path, "not signed", keys=[public_key(keys[1])])
+    record = b"smeltsig" + path.read_bytes()[-RECORD_BYTES + 8 :]
+    path.write_bytes(smallest.read_bytes() + record)
     refused(path, "it was changed", keys=[public_key(keys[1])])
 
 

@@ -4,10 +4,12 @@
     sign("model.smelt", "release.key")          →   the file, signed; it replaces the file that was there
     signer(data)                                →   the public key that the file names, None of an unsigned file
 
-The record (112 bytes): "smeltsig", the version 1 in 8 bytes, the public key, the signature. Signed are the first 48
-bytes of the record and the BLAKE2b-512 of the file without the record. `csrc/executor/format/signature.c` verifies.
+The record (112 bytes): "smeltsig", of a file of weights "smeltwts", the version 1 in 8 bytes, the public key, the
+signature. Signed are the first 48 bytes of the record and the BLAKE2b-512 of the file without the record.
+`csrc/executor/format/signature.c` verifies.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -68,10 +70,22 @@ def sign(
         raise SmeltError("SM050", f"{path} cannot be read: {error.strerror}") from None
     if Path(path).suffix == ".safetensors":
         target = Path(f"{os.fspath(path)}.sig" if output is None else output)
-        replace_file(target, [_native.sign(secret_key(key), data)])
+        _check_weights(path, data)
+        replace_file(target, [_native.sign(secret_key(key), data, True)])
         return target
     data = unsigned(data)
     read_sections(memoryview(data), is_artifact=True)  # what is damaged is not signed
     target = Path(path if output is None else output)
     replace_file(target, [data, _native.sign(secret_key(key), data)])
     return target
+
+
+def _check_weights(path: str | os.PathLike[str], data: bytes) -> None:
+    """Whoever signs a file by its name is told if it is something else."""
+    size = int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8 : 8 + size]) if 0 < size <= len(data) - 8 else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise SmeltError("SM050", f"{path} is no file of weights")

@@ -110,6 +110,9 @@ check_hash(const File *file, const smelt_open_options *options, smelt_error *err
 static smelt_status
 prepare(File *file, const smelt_open_options *options, bool *needs_signature, smelt_error *error)
 {
+    if ((options->key_count && options->keys == NULL) || (options->allowed_count && options->allowed == NULL)) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "a list of keys or hashes has a length and is NULL");
+    }
     const bool needs_hash = options->allowed || getenv(hashes_variable);
     *needs_signature = options->keys || getenv(keys_variable);
     smelt_status status = SMELT_OK;
@@ -128,7 +131,7 @@ smelt_trust_check(File *file, const smelt_open_options *options, smelt_error *er
     if (status || !needs_signature) {
         return status;
     }
-    const bool is_signed = smelt_signature_find(&record, file->data, file->size);
+    const bool is_signed = smelt_signature_find(&record, SIGNATURE_MAGIC, file->data, file->size);
     return check_signature(file, is_signed ? &record : NULL, file->size - (is_signed ? sizeof record : 0), options, error);
 }
 
@@ -145,7 +148,7 @@ read_beside(const char *path, Signature *record)
     if (file) {
         fclose(file);
     }
-    return size == sizeof *record && smelt_signature_find(record, data, size);
+    return size == sizeof *record && smelt_signature_find(record, WEIGHTS_SIGNATURE_MAGIC, data, size);
 }
 
 smelt_status

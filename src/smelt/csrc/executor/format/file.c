@@ -84,7 +84,7 @@ leave_out_signature(File *file)
     Signature record;
     const int64_t bytes = ((const FileHeader *)file->data)->bytes;
     if (bytes >= 0 && (uint64_t)bytes + sizeof record == file->size
-        && smelt_signature_find(&record, file->data, file->size)) {
+        && smelt_signature_find(&record, SIGNATURE_MAGIC, file->data, file->size)) {
         file->size -= sizeof record;
     }
 }

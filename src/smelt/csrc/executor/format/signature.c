@@ -13,13 +13,13 @@ smelt_signed_message(SignedMessage *message, const Signature *record, const void
 }
 
 bool
-smelt_signature_find(Signature *record, const void *data, size_t size)
+smelt_signature_find(Signature *record, const char *magic, const void *data, size_t size)
 {
     if (size < sizeof *record) {
         return false;
     }
     memcpy(record, (const char *)data + size - sizeof *record, sizeof *record);
-    return memcmp(record->magic, SIGNATURE_MAGIC, sizeof record->magic) == 0 && record->version == SIGNATURE_VERSION;
+    return memcmp(record->magic, magic, sizeof record->magic) == 0 && record->version == SIGNATURE_VERSION;
 }
 
 bool

@@ -6,7 +6,9 @@
 
 #include <stdint.h>
 
+/* What a signature is for. A record is signed with it, so that a signature of weights is none of code. */
 #define SIGNATURE_MAGIC "smeltsig"
+#define WEIGHTS_SIGNATURE_MAGIC "smeltwts"
 enum { SIGNATURE_VERSION = 1, SIGNED_DIGEST_BYTES = 64 };
 
 typedef struct {
@@ -26,7 +28,7 @@ typedef struct {
 void smelt_signed_message(SignedMessage *message, const Signature *record, const void *data, size_t size);
 
 /* Whether a file ends with a record, which is copied: its bytes need not be aligned. */
-bool smelt_signature_find(Signature *record, const void *data, size_t size);
+bool smelt_signature_find(Signature *record, const char *magic, const void *data, size_t size);
 
 /* Whether the record holds for these bytes, by the key that it names. */
 bool smelt_signature_holds(const Signature *record, const void *data, size_t size);
