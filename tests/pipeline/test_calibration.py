@@ -232,6 +232,8 @@ def test_of_other_code_nothing_is_used(cache: Path, monkeypatch: pytest.MonkeyPa
         {"1": calibrated._plain({1: COSTS})["1"] | {"conversion": float("nan")}},
         {"1": calibrated._plain({1: COSTS})["1"] | {"products": {KIND: [1.0, -2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]}}},
         {"1": calibrated._plain({1: COSTS})["1"] | {"products": {KIND: [1.0]}}},
+        {"1": calibrated._plain({1: COSTS})["1"] | {"conversion": 10**400}},
+        {"9" * 400: calibrated._plain({1: COSTS})["1"]},
         {"1": {"products": 3}},
     ],
 )

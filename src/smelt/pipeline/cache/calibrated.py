@@ -19,6 +19,8 @@ from smelt.ir.serialize import CannotStore
 from smelt.pipeline.cache.keys import installation
 from smelt.runtime.cache import CacheFile, CacheStore, open_store
 
+MOST_THREADS = 1 << 16
+
 _read: dict[CacheStore, Mapping[int, HostCosts]] = {}  # a file is read once by a process
 
 
@@ -52,7 +54,7 @@ def _load(store: CacheStore) -> Mapping[int, HostCosts]:
     try:
         stored = store.get(_key())
         return {} if stored is None else _costs(stored.values["costs"])
-    except (CannotStore, ValueError, KeyError, TypeError, AttributeError):
+    except (CannotStore, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
 
 
@@ -76,8 +78,8 @@ def _costs(plain: Mapping[str, Any]) -> Mapping[int, HostCosts]:
         attention = {str(kind): _record(AttentionCosts, each) for kind, each in costs["attention"].items()}
         (conversion,) = _numbers([costs["conversion"]])
         by_threads[int(threads)] = HostCosts(products, attention, frozenset(costs["as_fast"]), conversion, digest)
-    if any(threads < 1 for threads in by_threads):
-        raise ValueError("threads are counted from one")
+    if any(not 1 <= threads <= MOST_THREADS for threads in by_threads):
+        raise ValueError("no machine has so many threads")
     return by_threads
 
 
