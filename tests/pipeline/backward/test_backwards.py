@@ -10,8 +10,8 @@ import torch
 
 import smelt
 from smelt import fuse
+from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError, SmeltWarning
-from smelt.pipeline import passes
 from smelt.runtime.cache import CacheStore
 from tests.processes import run, run_new
 from tests.targets import device_type, seeded
@@ -184,7 +184,7 @@ def test_another_split_than_the_stored_forward_has_is_not_taken(
 
     fresh()(*given())
     compiled = fresh()
-    monkeypatch.setattr(passes, "min_cut", passes.default)
+    monkeypatch.setattr(partition, "min_cut", partition.default)
     with pytest.raises(SmeltError, match="another split"):
         step(compiled, 0, 1)
 
