@@ -181,7 +181,8 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return (args[0].shape, args[0].stride()) == (args[1].shape, args[1].stride())
     device = result_device(func, args, kwargs)
     template = describe(func, args, kwargs, device)
-    if template is NotImplemented and is_composite(func):  # which autograd would have decomposed, and is off
+    if template is NotImplemented and is_composite(func) and not func._schema.is_mutable:
+        # Autograd would have decomposed it, and is off. What writes is computed as a whole.
         return func.decompose(*args, **kwargs)
     if template is NotImplemented:
         template = _remembered(func, args, kwargs, device)
