@@ -584,7 +584,10 @@ def is_composite(func: Any) -> bool:
     """Whether `func` is nothing but a combination of other operators. Asked of all calls, so the answer is kept."""
     known = _composites.get(func)
     if known is None:
-        implicit = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        has_own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
-        known = _composites[func] = bool(implicit and not has_own)
+        try:
+            implicit = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+            known = implicit and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+        except RuntimeError:  # of a method that asks for sizes, which is no operator for the dispatcher
+            known = False
+        _composites[func] = known
     return known
