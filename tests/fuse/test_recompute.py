@@ -106,7 +106,7 @@ def test_what_another_kernel_needs_in_memory_is_read() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.convolution, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+            self.convolution, self.norm = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.relu(self.norm(self.convolution(x)) + x)
