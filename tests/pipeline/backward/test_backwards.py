@@ -156,7 +156,7 @@ def test_a_forward_out_of_the_cache_finds_its_backwards(cache: CacheStore) -> No
 
 
 def test_a_backward_for_a_stored_forward_that_was_compiled_in_symbols(cache: CacheStore) -> None:
-    weight = (torch.randn(8, 8) / 8).requires_grad_()  # larger ones make products that cancel in the gradient of softmax
+    weight = (torch.randn(8, 8) / 8).requires_grad_()  # larger ones cancel in the gradient of softmax
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         x = x @ weight
