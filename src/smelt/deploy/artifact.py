@@ -99,7 +99,7 @@ class Artifact:
         return ArtifactFile(manifest | self.metadata, tuple(targets), data.weights, data.state, count)
 
     def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Path:
-        """Write the artifact to a file; what was there before is replaced, whole.
+        """Write the artifact to a file; an existing file is replaced as a whole.
 
         With `weights`, the weights are written there, as safetensors. `smelt.load(path, weights=…)` takes that file or
         another with the same names, dtypes and shapes, such as those of a fine-tuned model."""

@@ -178,7 +178,7 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 
 class Model:
-    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes, of which one must be the
+    """An open file. `flags` are those of smelt.h. `keys`, `allowed`: public keys and hashes; one must be the
     file's; None for any. `weights`: the file of weights of one that has none itself."""
 
     def __init__(

@@ -73,7 +73,7 @@ check_variable(const char *variable, const unsigned char name[NAME_BYTES], const
     return is_there ? SMELT_OK : smelt_fail(error, SMELT_ERROR_TRUST, "%s (%s)", refused, variable);
 }
 
-/* `record`: the signature of the file's first `size` bytes; NULL: there is none. */
+/* `record`: the signature of the file's first `size` bytes; NULL if the file is not signed. */
 static smelt_status
 check_signature(const File *file, const Signature *record, size_t size, const smelt_open_options *options, smelt_error *error)
 {
@@ -159,8 +159,8 @@ smelt_trust_check_weights(File *file, const smelt_open_options *options, smelt_e
     smelt_error reason;
     smelt_status status = prepare(file, options, &needs_signature, &reason);
     if (!status && needs_signature) {
-        const Signature *found = read_beside(options->weights, &record) ? &record : NULL;
-        status = check_signature(file, found, file->size, options, &reason);
+        const Signature *signature = read_beside(options->weights, &record) ? &record : NULL;
+        status = check_signature(file, signature, file->size, options, &reason);
     }
     return status ? smelt_fail(error, status, "the file of weights: %.200s", reason.message) : SMELT_OK;
 }

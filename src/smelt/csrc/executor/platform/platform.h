@@ -44,7 +44,7 @@ void smelt_code_pages_free(char *pages, size_t bytes);
 /* Generated code does not touch the pages of its stack one by one, as Windows wants it: this does, before it is called. */
 void smelt_commit_stack(void);
 
-/* A regular file that can be read; -1: there is none. `bytes`: its size, -1 of what is no regular file. */
+/* Opens a regular file for reading; -1 if that fails. `bytes`: its size, -1 if it is not a regular file. */
 int smelt_file_descriptor(const char *path, int64_t *bytes);
 void smelt_descriptor_close(int descriptor);
 
